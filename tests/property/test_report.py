@@ -122,7 +122,7 @@ def test_a_report_from_pieces_of_a_log_is_that_of_the_whole() -> None:
 
 
 def test_labels_without_end_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "WHO_MAX", 4)
+    monkeypatch.setattr(usage, "GROUPS_MAX", 4)
     folded = Folded().take(owned(live_like(JOBS, SEED)[0]))
     made = checked(report((folded.blame.usage,), By.PROJECT, EARLY, LATE))
     assert usage.OTHERS in {line.name for line in made.lines}

@@ -1,4 +1,4 @@
-"""The file of a backup: whatever is wrong with it, one line says what, and nothing of it is used."""
+"""The file of a backup: whatever is wrong with it, one line says what."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from skep.ledger.blame.usage import Tally, Usage, Who
+from skep.ledger.blame.usage import Tally, Usage, Group
 
 EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 QUANTILES = (50, 95)
@@ -82,13 +82,13 @@ class Table:
         self._whole = Tally()
         self._groups: dict[tuple[str, str], Tally] = {}
 
-    def take(self, who: Who, days: Mapping[int, Tally]) -> None:
+    def take(self, group: Group, days: Mapping[int, Tally]) -> None:
         """Add what jobs had on some days; what is not asked for changes nothing."""
-        if self._vc not in ("", who.vc):
+        if self._vc not in ("", group.vc):
             return
         for day, tally in days.items():
             if self._first <= day <= self._last:
-                self._groups.setdefault(_key(who, day, self._by), Tally()).add(tally)
+                self._groups.setdefault(_key(group, day, self._by), Tally()).add(tally)
                 self._whole.add(tally)
 
     def report(self) -> Report:
@@ -108,15 +108,19 @@ def report(usages: Iterable[Usage], by: By, first_day: int, last_day: int, vc: s
     """Return the table of some days of usages that are added up; arguments as of `Table`."""
     table = Table(by, first_day, last_day, vc)
     for usage in usages:
-        for who, days in usage.items():
-            table.take(who, days)
+        for group, days in usage.items():
+            table.take(group, days)
     return table.report()
 
 
 def days_of(usages: Iterable[Usage], vc: str = "") -> tuple[int, int] | None:
     """Return the first and the last day of which anything is told; None: of none."""
     told = {
-        day for usage in usages for who, days in usage.items() if vc in ("", who.vc) for day in days
+        day
+        for usage in usages
+        for group, days in usage.items()
+        if vc in ("", group.vc)
+        for day in days
     }
     return (min(told), max(told)) if told else None
 
@@ -135,16 +139,16 @@ def day_of(text: str) -> int:
     return date.fromisoformat(text).toordinal() - EPOCH_ORDINAL
 
 
-def _key(who: Who, day: int, by: By) -> tuple[str, str]:
+def _key(group: Group, day: int, by: By) -> tuple[str, str]:
     match by:
         case By.VC:
-            return "", who.vc
+            return "", group.vc
         case By.USER:
-            return who.vc, who.user
+            return group.vc, group.user
         case By.PROJECT:
-            return who.vc, who.project
+            return group.vc, group.project
         case By.GPU_TYPE:
-            return "", who.kind
+            return "", group.kind
         case By.DAY:
             return "", day_text(day)
 

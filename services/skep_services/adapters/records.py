@@ -182,8 +182,8 @@ class Chain:
         if isinstance(first, EpochBegan) and first.rules > RULES:
             message = (
                 f"{self.name}, {where}: epoch {first.epoch} was begun by a later version of Skep "
-                f"(rules {first.rules}, this program knows {RULES}): start that version, or restore "
-                f"a backup that was made before the upgrade"
+                f"(rules {first.rules}, this program knows {RULES}): start that version, or "
+                f"restore a backup that was made before the upgrade"
             )
             raise CorruptLogError(message)
         begins = isinstance(first, EpochBegan) and first.epoch == epoch

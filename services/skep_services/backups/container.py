@@ -4,10 +4,10 @@
     frame*          length (4 bytes), then kind (1 byte) and content
 
 An entry is a frame BEGIN (its name and what is known of it, as JSON), frames DATA, and a frame END
-with its size and SHA-256. The last frame, LAST, has the number of entries and a hash of the line and all
-their hashes: without it the file was cut short. Encrypted, each frame is a message of libsodium's
-secretstream (XChaCha20-Poly1305), whose key is argon2id of the passphrase: frames can neither be
-changed, left out nor moved.
+with its size and SHA-256. The last frame, LAST, has the number of entries and a hash of the first
+line and all their hashes: without it the file was cut short. Encrypted, each frame is a message of
+libsodium's secretstream (XChaCha20-Poly1305), whose key is argon2id of the passphrase: frames can
+neither be changed, left out nor moved.
 """
 
 from __future__ import annotations

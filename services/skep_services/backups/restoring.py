@@ -1,4 +1,4 @@
-"""Makes a cluster from a backup: verify all of it, then files and streams into a new state folder."""
+"""Makes a cluster from a backup: verifies all of it, then makes files and streams in a new home."""
 
 from __future__ import annotations
 

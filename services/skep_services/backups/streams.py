@@ -257,8 +257,8 @@ async def restore(
     first = found.state.first_seq if found.state.messages else taken.first
     if (first, found.state.last_seq) != (taken.first, taken.last):
         text = (
-            f"{taken.stream} came out as {found.state.first_seq} to {found.state.last_seq}, and was "
-            f"{taken.first} to {taken.last}"
+            f"{taken.stream} came out as {found.state.first_seq} to {found.state.last_seq}, and "
+            f"was {taken.first} to {taken.last}"
         )
         raise RefusedError(text)
     return found.state

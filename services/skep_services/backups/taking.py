@@ -1,4 +1,4 @@
-"""Takes a backup: the files of a state folder, then the streams, then up to where each log counts."""
+"""Takes a backup: the files of a state folder, then the streams, then the cut of each log."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class Reports:
         earliest, latest = days_of((blame.usage, unended), vc) or (0, 0)
         first, last = earliest if first is None else first, latest if last is None else last
         table = Table(by, first, last, vc)
-        for number, (who, days) in enumerate([*blame.usage.items(), *unended.items()]):
-            table.take(who, days)
+        for number, (group, days) in enumerate([*blame.usage.items(), *unended.items()]):
+            table.take(group, days)
             if number % SUMS_SLICE == SUMS_SLICE - 1:
                 await asyncio.sleep(0)
         return json_response({"at": now, "report": table.report()})

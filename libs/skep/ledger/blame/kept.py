@@ -10,7 +10,7 @@ from skep.ledger.blame.holders import Holders
 from skep.ledger.blame.lives import Life
 from skep.ledger.blame.state import Blame
 from skep.ledger.blame.told import Total
-from skep.ledger.blame.usage import Tally, Who
+from skep.ledger.blame.usage import Tally, Group
 
 
 class BlameKept(msgspec.Struct, frozen=True, kw_only=True, tag="blame-kept"):
@@ -46,7 +46,7 @@ class HoldersKept(msgspec.Struct, frozen=True, tag="holders-kept"):
 class UsageKept(msgspec.Struct, frozen=True, tag="usage-kept"):
     """What ended jobs of a person, project and type of GPU had, by day."""
 
-    who: Who
+    group: Group
     days: dict[int, Tally]
 
 
@@ -69,8 +69,8 @@ def keep(blame: Blame, position: int = 0) -> Iterator[Kept]:
         totals=blame.totals,
         usage=True,
     )
-    for who, days in blame.usage.items():
-        yield UsageKept(who, days)
+    for group, days in blame.usage.items():
+        yield UsageKept(group, days)
     for life in blame.lives.values():
         yield LifeKept(life)
     for scope, groups in blame.groups.items():
@@ -86,7 +86,7 @@ def restore(blame: Blame, kept: Kept) -> int:
             blame.lost, blame.totals = kept.lost, kept.totals
             return kept.position
         case UsageKept():
-            blame.usage[kept.who] = kept.days
+            blame.usage[kept.group] = kept.days
         case LifeKept():
             blame.lives[kept.life.job] = kept.life
         case HoldersKept():

@@ -14,7 +14,7 @@ from skep.ledger.blame.causes import BEFORE_GPUS, TRAINING, Cause
 from skep.ledger.blame.lives import DAY_NS, Life, Stretch, Sum, by_day
 from skep.wire.facts import End
 
-WHO_MAX = 100_000
+GROUPS_MAX = 100_000
 """Different sums that are kept. Labels are free text: of further ones those of a VC are one, whose
 project is OTHERS."""
 OTHERS = "(others)"
@@ -22,7 +22,7 @@ FIRST_BUCKET_NS = 1_000_000_000
 """Waits up to this are in the first bucket; each further one is up to twice as long."""
 
 
-class Who(msgspec.Struct, frozen=True, order=True, gc=False):
+class Group(msgspec.Struct, frozen=True, order=True, gc=False):
     """What a sum is of. Empty: not known, or not told by the job."""
 
     vc: str
@@ -76,7 +76,7 @@ class Tally(msgspec.Struct, omit_defaults=True, gc=False):
             self.start_waits[bucket] = self.start_waits.get(bucket, 0) + jobs
 
 
-Usage = dict[Who, dict[int, Tally]]
+Usage = dict[Group, dict[int, Tally]]
 """By day: days since 1970 (UTC)."""
 
 
@@ -101,10 +101,10 @@ def count(
     cancelled = end == End.CANCELLED
 
     def tally(of: str, day: int) -> Tally:
-        who = Who(life.vc, life.user, life.project, of or kind)
-        if who not in usage and len(usage) >= WHO_MAX:
-            who = Who(life.vc, "", OTHERS)
-        return usage.setdefault(who, {}).setdefault(day, Tally())
+        group = Group(life.vc, life.user, life.project, of or kind)
+        if group not in usage and len(usage) >= GROUPS_MAX:
+            group = Group(life.vc, "", OTHERS)
+        return usage.setdefault(group, {}).setdefault(day, Tally())
 
     for stretch in stretches:
         for part in by_day(stretch):
@@ -128,8 +128,8 @@ def count(
 
 def merged(usage: Usage, more: Usage) -> None:
     """Add sums to others."""
-    for who, days in more.items():
-        known = usage.setdefault(who, {})
+    for group, days in more.items():
+        known = usage.setdefault(group, {})
         for day, tally in days.items():
             known.setdefault(day, Tally()).add(tally)
 
