@@ -214,7 +214,9 @@ def test_processes_are_told_by_their_environment(monkeypatch: pytest.MonkeyPatch
     first, last = cluster.nodes[0].ports
     assert told == {
         "SKEP_HOME": HOME,
+        "SKEP_ARCHIVE": "/state/archive",
         "SKEP_CHECKPOINTS_DIR": "/state/checkpoints",
+        "SKEP_JOB_LOG_DAYS": "0",
         "SKEP_NODE": "node-1",
         "SKEP_GPUS": "2",
         "SKEP_DEVICE": "cpu",

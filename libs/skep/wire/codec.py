@@ -267,6 +267,7 @@ _RECORDS: dict[str, LogDecoder[Any]] = {
     "allocator": LogDecoder(_AllocatorRecord),
     "searches": LogDecoder(_SearchRecord),
     "advisor": LogDecoder(_AdvisorRecord),
+    "access": LogDecoder(_AccessRecord),
 }
 
 

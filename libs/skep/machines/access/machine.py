@@ -81,8 +81,18 @@ from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
 from skep.wire.codec import Unreadable
 from skep.wire.reasons import Reason
 from skep.wire.roles import VC_ROLES, Role
+from skep.wire.windows import CancelWindow, ReserveNodes
 
-AccessEvent = AccessAsked | SetVcs | DrainNode | QuarantineGpu | Unreadable | Done
+AccessEvent = (
+    AccessAsked
+    | SetVcs
+    | DrainNode
+    | QuarantineGpu
+    | ReserveNodes
+    | CancelWindow
+    | Unreadable
+    | Done
+)
 """What the service takes from outside, and from its signer."""
 
 DAY = seconds(24 * 3600.0)
@@ -174,7 +184,7 @@ class AccessMachine:
                 self._soft = Soft()
                 for key in self.people.keys:
                     self._call(key)
-            case DrainNode() | QuarantineGpu() | Unreadable():
+            case DrainNode() | QuarantineGpu() | ReserveNodes() | CancelWindow() | Unreadable():
                 pass
         return self._effects
 
