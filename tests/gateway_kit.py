@@ -19,13 +19,15 @@ from skep.machines.searches import SearchesMachine
 from skep.units import Instant
 from skep.wire import codec, subjects
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.facts import JobBound
+from skep.wire.facts import JobBound, RolesSeen
 from skep.wire.node import MemberStepped, NodeJoined, Outcome, RankExit
 from skep.wire.reasons import Reason
+from skep.wire.roles import Role, Standing
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import JobSpec
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.gateway.api import Tokens
+from skep_services.gateway.callers import Caller
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import Job
 from skep_services.gateway.server import Gateway
@@ -224,6 +226,7 @@ class BusCluster(Cluster):
         self.broker = MemoryBroker(self.clock)
         for stream, patterns in subjects.STREAMS.items():
             self.broker.add_stream(stream, patterns)
+        self.broker.add_stream(subjects.SECRETS, subjects.SECRET_SUBJECTS)
         self.bus = MemoryBus(self.broker, "services", _raise)
         self.deaf = False
         self.searches = Driver(SearchesMachine)
@@ -269,6 +272,14 @@ class BusCluster(Cluster):
         self._record("ADMISSION", "admission", effects, 1)
         if isinstance(event, SetVcs | DrainNode | QuarantineGpu):
             self._record("ALLOC", "allocator", self.allocator(event), 1)
+
+    async def grant(self, person: str, standing: Standing) -> None:
+        """Let admission and searches take a person for something, as the access service says."""
+        record = facts("admission", RolesSeen(person=person, standing=standing))
+        for fact in record.facts:
+            self.admission.machine.apply(fact)
+        self.store_record(subjects.ADMISSION_FACTS, record.facts, at(0))
+        await self.searched(record)
 
     async def searched(self, event: Any, second: float = 1) -> None:
         """Have searches decide on an event, and store and send what comes of it."""
@@ -323,6 +334,20 @@ class Client:
         return self.session.get(self.base + path, headers={**self.headers, **given})
 
 
+class PeopleTokens(Tokens):
+    """Tokens of a file, and those of people: their names."""
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        super().__init__(tokens)
+        self.people: dict[str, Standing] = {}
+
+    def caller(self, authorization: str) -> Caller | None:
+        name = authorization.removeprefix("Bearer ")
+        if name in self.people:
+            return Caller(name, "", name, self.people[name])
+        return super().caller(authorization)
+
+
 class House:
     """A gateway over a memory bus, with clients of its HTTP."""
 
@@ -341,8 +366,8 @@ class House:
 
     async def start(self, bus: MemoryBus | None = None) -> None:
         self.bus = bus or MemoryBus(self.cluster.broker, "gateway", self.fatal.append)
-        clock, tokens = self.cluster.clock, Tokens(TOKENS)
-        self.gateway = Gateway(self.bus, clock, self.spans, tokens, self.path, "gateway")
+        clock, self.tokens = self.cluster.clock, PeopleTokens(TOKENS)
+        self.gateway = Gateway(self.bus, clock, self.spans, self.tokens, self.path, "gateway")
         port = await self.gateway.open("127.0.0.1", 0)
         self.base = f"http://127.0.0.1:{port}"
         self.serving = asyncio.create_task(self.gateway.serve())
@@ -350,6 +375,13 @@ class House:
         self.nlp = Client(self.session, self.base, "nlp-token")
         self.vision = Client(self.session, self.base, "vision-token")
         self.nobody = Client(self.session, self.base, "")
+
+    async def person(self, name: str, operator: bool = False, **roles: Role) -> Client:
+        """Let a person have roles, and return a client that is that person."""
+        standing = Standing(granted=dict(roles), operator=operator)
+        self.tokens.people[name] = standing
+        await self.cluster.grant(name, standing)
+        return Client(self.session, self.base, name)
 
     async def stop(self) -> None:
         self.serving.cancel()

@@ -11,6 +11,7 @@ from skep.cells.check import check_cells
 from skep.cells.propose import resolve
 from skep.cells.state import Cells
 from skep.ledger.state import ClusterState
+from skep.machines.access import AccessMachine
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
@@ -227,6 +228,7 @@ SOFT: dict[type, tuple[str, ...]] = {
     AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns", "_quiet_until", "promising"),
     ClusterState: ("_delta",),
     SearchesMachine: ("_soft", "_effects"),
+    AccessMachine: ("_soft", "_effects"),
     AgentMachine: (
         "profile_times",
         "progress",

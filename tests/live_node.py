@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,9 @@ from skep.wire.commands import AGENT_PYTHON, BindJob, Change, ChangeJob, StopJob
 from skep.wire.node import MemberChanged, NodeEvent, NodeJoined
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.devices import CpuSlots, Devices
+from skep_services.adapters.launcher_runtime import LauncherRuntime, find
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
+from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.agent.__main__ import AgentJournal
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.jobs import JobSocket
@@ -49,12 +52,23 @@ class Quiet:
         """Have nothing to send."""
 
 
+LAUNCHER = "SKEP_TEST_LAUNCHER"
+"""What names the socket of a launcher, and that the tests are to run jobs by it, as OWNER."""
+OWNER = "ada"
+
+
 class LiveNode:
     """The node whose state is in `folder`/state; its bus is in memory, and outlives the agent."""
 
     def __init__(self, folder: Path, devices: Devices | None = None) -> None:
         self.folder, self.state = folder, folder / "state"
         self.state.mkdir(mode=0o700)
+        self.shared, self.launcher = self.state, None  # type: Path, Path | None
+        if os.environ.get(LAUNCHER):
+            # What the tests' jobs write is in the folder of the test.
+            for place in (folder, folder.parent):
+                place.chmod(0o777)
+            self.launcher = Path(os.environ[LAUNCHER])
         self.devices = devices or CpuSlots(4, "cpu")
         self.joined = NodeJoined(
             node="node-1",
@@ -78,9 +92,19 @@ class LiveNode:
         self.machine = AgentMachine(self.joined)
         self.journal = AgentJournal(self.state / "journal", self.machine)
         self.bus = MemoryBus(self.broker, "node-node-1", self.fatal.append)
-        self.runtime = process_runtime(self.state)
+        if self.launcher is not None:
+            self.shared = (await find(self.launcher)).folder
+        self.runtime = self._runtime()
+        launcher = self.runtime if isinstance(self.runtime, LauncherRuntime) else None
         self.calls = AgentCalls(
-            self.bus, self.runtime, self.devices, self.state, self.inherited, self.fatal.append
+            self.bus,
+            self.runtime,
+            self.devices,
+            self.state,
+            self.inherited,
+            self.fatal.append,
+            launcher=launcher,
+            shared=self.shared,
         )
         self.shell = Shell(
             self.machine,
@@ -94,7 +118,7 @@ class LiveNode:
             calls=self.calls,
             listen=(subjects.command("node-1"),),
         )
-        self.jobs = JobSocket(self.state, SystemClock(), self.shell.hear, self.calls.access)
+        self.jobs = JobSocket(self.shared, SystemClock(), self.shell.hear, self.calls.access)
         self.calls.tell = self.jobs.tell
         await self.calls.open(self.shell.put)
         await self.jobs.open()
@@ -113,7 +137,7 @@ class LiveNode:
     async def close(self) -> None:
         """End everything."""
         await self.kill()
-        last = process_runtime(self.state)
+        last = self._runtime()
 
         async def told(end: Any) -> None:
             pass
@@ -122,6 +146,11 @@ class LiveNode:
         await last.shutdown(0.0)
         await last.close()
         assert self.fatal == []
+
+    def _runtime(self) -> ProcessRuntime:
+        if self.launcher is not None:
+            return LauncherRuntime(self.state, self.launcher)
+        return process_runtime(self.state)
 
     async def send(self, command: BindJob | ChangeJob | StopJob) -> None:
         """Give a command."""
@@ -139,6 +168,7 @@ class LiveNode:
             "master_address": "127.0.0.1",
             "master_port": free_port(),
             "distributed": True,
+            "owner": OWNER if self.launcher is not None else "",
             "env": {"STEPS_FILE": str(self.folder / "steps"), "SKEP_REPORT_S": "0.1"},
             **fields,
         }

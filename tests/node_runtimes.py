@@ -125,6 +125,11 @@ class Node:
         """Return where a run's log is."""
         return self.folder / "logs" / f"{token}.log"
 
+    def write_log(self, token: str, text: str) -> None:
+        """Make the log of a run that is still to start."""
+        self.log_path(token).parent.mkdir()
+        self.log_path(token).write_text(text)
+
     def log(self, token: str) -> str:
         """Return what a run has written so far, of a flood the beginning."""
         path = self.log_path(token)

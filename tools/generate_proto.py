@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 
 from skep import __version__
-from skep.wire import drafts, facts, subjects, talk
+from skep.wire import access, drafts, facts, subjects, talk
 from skep.wire.admin import Admin
 from skep.wire.advice import Advice
 from skep.wire.changes import Ask
@@ -52,6 +52,9 @@ UNIONS: dict[str, Any] = {
     "allocator-facts": facts.AllocatorFact,
     "search-facts": SearchFact,
     "profile-facts": AdvisorFact,
+    "access-requests": access.Wish,
+    "access": access.AskAccess | access.AccessAnswer,
+    "access-facts": access.AccessFact,
     "agent-facts": facts.AgentFact,
     "job-says": talk.Said,
     "job-hears": talk.Heard,
@@ -85,11 +88,15 @@ def _record(schema: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+CANCEL = {"type": "object", "properties": {"job": {"type": "string"}}, "required": ["job"]}
+
 PAYLOADS: dict[str, dict[str, Any]] = {
-    "cancel": {"type": "object", "properties": {"job": {"type": "string"}}, "required": ["job"]},
+    "cancel": CANCEL,
+    "cancel-person": CANCEL,
     "admission-facts": _record("admission-facts"),
     "allocator-facts": _record("allocator-facts"),
     "search-facts": _record("search-facts"),
+    "access-facts": _record("access-facts"),
 }
 """Payloads that are no message of their own, by channel."""
 
@@ -103,6 +110,34 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         "search-requests",
         "SUBMIT",
         "A tenant begins or cancels a search, asks for a trial, or tells how one goes.",
+    ),
+    (
+        "submit-person",
+        subjects.submit("{vc}", "{person}"),
+        "job-spec",
+        "SUBMIT",
+        "A person of a tenant hands in a job, which is its own.",
+    ),
+    (
+        "cancel-person",
+        subjects.cancel("{vc}", "{person}"),
+        "",
+        "SUBMIT",
+        "A person of a tenant ends a job.",
+    ),
+    (
+        "ask-person",
+        subjects.ask("{vc}", "{person}"),
+        "asks",
+        "SUBMIT",
+        "A person of a tenant asks for a change of a job.",
+    ),
+    (
+        "search-person",
+        subjects.search("{vc}", "{person}"),
+        "search-requests",
+        "SUBMIT",
+        "The same of searches, by a person of a tenant.",
     ),
     (
         "verdict",
@@ -181,6 +216,20 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         "profile-facts",
         "PROFILES",
         "Records of what the advisor measured.",
+    ),
+    (
+        "access",
+        subjects.ACCESS_ASKED,
+        "access",
+        "",
+        "Request of the gateway or an operator: people, roles, tokens, nodes, the audit log.",
+    ),
+    (
+        "access-facts",
+        subjects.ACCESS_FACTS,
+        "access-facts",
+        "ACCESS",
+        "Records of people, tokens, nodes, and the audit log.",
     ),
     ("span", subjects.span("{service}"), "", "", "Finished trace spans, a JSON list."),
     ("logs", subjects.logs("{node}"), "", "", "Request for a piece of a job's log."),

@@ -32,7 +32,9 @@ from skep.wire import (
 )
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
+from skep.wire.roles import Role, Standing
 from skep.wire.spec import Elastic, JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
+from tools.proto_access import ACCESS_FACTS, ASKED, WISHES
 from tools.proto_promises import PROMISE_FACTS
 from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 
@@ -521,6 +523,7 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskResize(job="j17", workers=4),
     changes.AskPack(job="j17", beside="j12", share=0.5),
     changes.AskUnpack(job="j17"),
+    changes.AskPriority(job="j17", priority=5),
 )
 BAD_CELL = bearing.BadCell(chain="cpux4", vc="nlp", level=3, index=1)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
@@ -533,7 +536,10 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
         job="j18", vc="nlp", problems=(PROBLEM,), submitted_at=AT, name="typo", trace=TRACE
     ),
     facts.Repeated(job="j20", original="j17", vc="nlp", trace=TRACE),
-    facts.CancelAsked(job="j17"),
+    facts.CancelAsked(job="j17", by="ann"),
+    facts.RolesSeen(
+        person="ann", standing=Standing(granted={"nlp": Role.SUBMITTER}, groups={"cv": Role.VIEWER})
+    ),
     facts.JobOver(job="j17"),
     changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
     *PROMISE_FACTS,
@@ -623,6 +629,7 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
         detail="node-1: rank 1: exit status 3",
         trace=TRACE,
     ),
+    changes.JobPrioritised(job="j17", priority=5, number=21, at=AT),
     changes.AskTaken(job="j17", number=21, ask=changes.AskSuspend(job="j17", release=True)),
     changes.AskOver(
         job="j17",
@@ -877,6 +884,9 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "allocator-facts": ALLOCATOR_FACTS,
     "search-facts": SEARCH_FACTS,
     "profile-facts": PROFILE_FACTS,
+    "access-requests": WISHES,
+    "access": ASKED,
+    "access-facts": ACCESS_FACTS,
     "agent-facts": AGENT_FACTS,
     "job-says": JOB_SAYS,
     "job-hears": JOB_HEARS,

@@ -8,8 +8,9 @@ from skep.units import Instant
 from skep.wire import search_facts as facts
 from skep.wire.bearing import RULES
 from skep.wire.changes import Result
-from skep.wire.facts import EpochBegan
+from skep.wire.facts import EpochBegan, RolesSeen
 from skep.wire.reasons import Reason
+from skep.wire.roles import Role, Standing
 from skep.wire.search import Budget, Parameter, Rungs, SearchSpec
 from skep.wire.spec import JobSpec, Problem
 
@@ -52,7 +53,7 @@ SEARCH_VERDICTS: tuple[msgspec.Struct, ...] = (
 
 SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
     EpochBegan(epoch=2, owner="host-0c4e1f0a9b7d", rules=RULES),
-    facts.SearchBegan(search=ONE, spec=SEARCH_SPEC, at=AT, key="night"),
+    facts.SearchBegan(search=ONE, spec=SEARCH_SPEC, at=AT, key="night", owner="ann"),
     facts.SearchRefused(
         search="s17",
         vc="nlp",
@@ -86,4 +87,5 @@ SEARCH_FACTS: tuple[msgspec.Struct, ...] = (
         step=2_100,
         params=dict(PARAMS),
     ),
+    RolesSeen(person="ann", standing=Standing(granted={"nlp": Role.SUBMITTER})),
 )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from skep.access.roles import HEARD as HEARD_OF_PEOPLE
 from skep.machines.admission import HEARD, AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
@@ -33,6 +34,7 @@ from skep.wire.facts import (
     JobRequeued,
     NodeAdded,
     Refused,
+    RolesSeen,
     VcsSet,
 )
 from skep.wire.search_facts import SearchFact
@@ -69,7 +71,7 @@ SERVICES = {
         subjects.ADMISSION,
         AdmissionFact,
         AdmissionMachine,
-        {subjects.ALLOC: (CellsSet, JobEnded, NodeAdded, *HEARD)},
+        {subjects.ACCESS: HEARD_OF_PEOPLE, subjects.ALLOC: (CellsSet, JobEnded, NodeAdded, *HEARD)},
     ),
     "allocator": Service(
         subjects.ALLOC,
@@ -82,7 +84,7 @@ SERVICES = {
         SearchFact,
         SearchesMachine,
         {
-            subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused),
+            subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked, Refused, RolesSeen),
             subjects.ALLOC: (AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued),
         },
     ),

@@ -78,7 +78,7 @@ async def test_admission_does_not_go_on_where_it_has_not_decided_all_that_was_ta
         await admission.follow(subjects.SUBMIT, 4, Inbox().deliver, known=4)
     await (await admission.follow(subjects.SUBMIT, 5, Inbox().deliver, known=5)).close()
     searches = await cluster.bus(SEARCHES)
-    await searches.follow(subjects.SUBMIT, 4, Inbox().deliver, (subjects.search("*"),), 4)
+    await searches.follow(subjects.SUBMIT, 4, Inbox().deliver, (subjects.SEARCH_REQUESTS,), 4)
 
 
 async def test_without_an_answer_about_searches_nothing_is_taken_out(

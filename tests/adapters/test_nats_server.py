@@ -90,6 +90,10 @@ ASKED = {
     "skep.v1.cancel.ml",
     "skep.v1.ask.ml",
     "skep.v1.search.ml",
+    "skep.v1.submit.ml.ann",
+    "skep.v1.cancel.ml.ann",
+    "skep.v1.ask.ml.ann",
+    "skep.v1.search.ml.ann",
     "skep.v1.admin.cluster",
     "skep.v1.logs.n1",
     "skep.v1.health.allocator",
@@ -122,6 +126,7 @@ SENDS = {
         "skep.v1.fact.searches",
         "skep.v1.submit.ml",
         "skep.v1.submit.web",
+        "skep.v1.submit.ml.ann",
         "skep.v1.submit.ml.anna",
         "skep.v1.submit.ml.bob",
         "skep.v1.submit.web.anna",
@@ -129,7 +134,7 @@ SENDS = {
         "skep.v1.ask.ml",
         "skep.v1.reply.ml.x",
         "skep.v1.span.searches",
-        "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.*",
+        "$JS.API.CONSUMER.CREATE.SUBMIT.searches.skep.v1.search.>",
     }
     | INBOXES_OF_ML,
     GATEWAY: ANSWERS | ASKED | {"skep.v1.span.gateway"},
@@ -410,7 +415,8 @@ async def test_streams_are_created_once_and_never_again(cluster: RealCluster) ->
     # A stream that a later version adds.
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
-        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT","LATER"]'
+        '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT",'
+        '"SECRETS","LATER"]'
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skep.units import Instant
@@ -11,12 +12,13 @@ from skep.wire import subjects
 from skep_services.adapters.nats_access import (
     ADMISSION_SERVICE,
     BOOTSTRAP,
+    OPERATOR,
     SERVICES_ACCOUNT,
     in_one_account,
 )
 from skep_services.adapters.nats_facts import NatsFactLog
 from skep_services.adapters.nats_store import StoreError, move_streams
-from skep_services.adapters.nats_streams import bootstrap_streams
+from skep_services.adapters.nats_streams import STREAM_PLANS, bootstrap_streams
 from tests.adapters.worlds import Inbox, Placed, RealCluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.adapters]
@@ -99,3 +101,37 @@ async def test_a_store_that_was_not_moved_is_an_alarm(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="does not exist"):
         await bootstrap_streams(await after.bus(BOOTSTRAP), after.marker)
     await after.close()
+
+
+async def test_a_stream_of_submissions_without_people_takes_their_subjects_in(
+    tmp_path: Path,
+) -> None:
+    """A store of a version that knew only virtual clusters is widened, and refused by nobody."""
+    cluster = RealCluster(tmp_path)
+    await cluster.server.start()
+    await cluster.server.wait_healthy(BOOTSTRAP)
+    bus = await cluster.bus(BOOTSTRAP)
+    by_vc = tuple(f"skep.v1.{kind}.*" for kind in ("submit", "cancel", "ask", "search"))
+    earlier = tuple(
+        msgspec.structs.replace(plan, subjects=by_vc) if plan.name == subjects.SUBMIT else plan
+        for plan in STREAM_PLANS
+        if plan.name != subjects.ACCESS
+    )
+    await bootstrap_streams(bus, cluster.marker, plans=earlier)
+    tenant = await cluster.bus("vc-ml")
+    assert await tenant.publish(subjects.submit("ml"), b"spec", "k1", {}) == 1
+
+    await bootstrap_streams(bus, cluster.marker)
+    operator = await cluster.bus(OPERATOR)
+    try:
+        assert await operator.publish(subjects.submit("ml", "ann"), b"spec", "k2", {}) == 2
+        read = Inbox()
+        admission = await cluster.bus(ADMISSION_SERVICE)
+        await admission.follow(subjects.SUBMIT, 0, read.deliver)
+        assert [one.subject for one in await read.wait(2)] == [
+            subjects.submit("ml"),
+            subjects.submit("ml", "ann"),
+        ]
+        assert not cluster.fatal
+    finally:
+        await cluster.close()

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from skep_services.ports import NodeRuntime, RunExited, RunStarted
+from tests.launcher_kit import launcher_node
 from tests.node_runtimes import (
     NODE_VARIABLE,
     PATH,
@@ -27,8 +28,12 @@ from tests.node_runtimes import (
 
 pytestmark = pytest.mark.adapters
 
-NODES = {"process": process_node, "docker": docker_node}
-KINDS = ["process", pytest.param("docker", marks=pytest.mark.docker)]
+NODES = {"process": process_node, "docker": docker_node, "launcher": launcher_node}
+KINDS = [
+    "process",
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("launcher", marks=pytest.mark.needs("root")),
+]
 
 # A job that ignores SIGTERM, and says so once it does.
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.2; done"
@@ -85,8 +90,7 @@ async def test_death_by_signal_is_minus_its_number(node: Node) -> None:
 @pytest.mark.asyncio
 async def test_output_of_both_kinds_is_appended_to_the_log(node: Node) -> None:
     runtime = await node.open()
-    node.log_path("a").parent.mkdir()
-    node.log_path("a").write_text("earlier\n")
+    node.write_log("a", "earlier\n")
     await started(runtime, node.shell("a", "echo out; echo err >&2; cat"))
     assert (await node.end_of("a")).code == 0, "stdin is empty"
     assert node.log("a") == "earlier\nout\nerr\n"

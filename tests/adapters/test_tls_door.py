@@ -1,4 +1,4 @@
-"""The door of an encrypted bus: tenants prove themselves by their login, the door by a certificate."""
+"""The door of an encrypted bus: tenants have their login, the door has a certificate."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -269,6 +270,43 @@ async def test_a_process_of_another_user(target: Target, monkeypatch: pytest.Mon
     attacker = await target.connect(target.hello())
     assert "is of user 54321, not the agent's" in await attacker.refused()
     assert target.events.empty()
+
+
+@pytest.mark.asyncio
+async def test_a_process_of_another_account_than_its_run(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a launcher each run has an account, and a stolen secret is of no use to another."""
+    target.access.any_account = True
+    mine = started(MY_RUN, os.getpid())
+    target.access.began(msgspec.structs.replace(mine, uid=5001))
+    victims = started(VICTIMS_RUN, target.victim.pid)
+    target.access.began(msgspec.structs.replace(victims, uid=5002))
+    monkeypatch.setattr(module, "peer_of", lambda connection: Peer(os.getpid(), 5001))
+    stolen = target.hello(**VICTIM, token=target.secret(VICTIMS_RUN))
+    why = await (await target.connect(stolen)).refused()
+    assert why == f"process {os.getpid()} is of user 5001, and run {VICTIMS_RUN} of user 5002"
+    await target.greeted()
+    monkeypatch.setattr(module, "peer_of", lambda connection: Peer(os.getpid(), 5003))
+    why = await (await target.connect(target.hello())).refused()
+    assert why == f"process {os.getpid()} is of user 5003, and no run here is"
+
+
+@pytest.mark.asyncio
+async def test_strangers_of_one_account_leave_places_to_others(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STRANGERS_MAX", 4)
+    target.access.any_account = True
+    target.access.began(msgspec.structs.replace(started(VICTIMS_RUN, target.victim.pid), uid=5001))
+    target.access.gone(MY_RUN)
+    target.access.starting(MY_RUN)
+    monkeypatch.setattr(module, "peer_of", lambda connection: Peer(2**22 + 1, 5001))
+    silent = [await target.connect() for _ in range(6)]
+    assert "have 4 connections already" in await silent[-1].refused()
+    monkeypatch.setattr(module, "peer_of", lambda connection: Peer(os.getpid(), os.geteuid()))
+    target.access.began(started(MY_RUN, os.getpid()))
+    await target.greeted()
 
 
 @pytest.mark.asyncio

@@ -32,7 +32,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     cluster = Embedded(home, settings)
     try:
         cluster.up(
-            "--nodes", "2", "--gpus", "4", "--vc", "nlp=4", "--vc", "vision=4", "--port", "0"
+            "--nodes",
+            "2",
+            "--gpus",
+            "4",
+            "--vc",
+            "nlp=4",
+            "--vc",
+            "vision=4",
+            "--port",
+            "0",
+            "--secrets",
         )
         yield cluster
     finally:

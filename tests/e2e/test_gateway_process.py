@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_server import Server
 from skep_services.adapters.nats_streams import bootstrap_streams
+from skep_services.cli.client import Client, Target
+from skep_services.cli.exits import CommandError
+from skep_services.pki.files import TlsFiles
 from skep_services.ports import Delivery
 from tests.kit import Driver, RecordWriter, joined, spec, vcs
+from tests.tls_kit import LOOPBACK, Certificates
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.e2e]
 
@@ -36,10 +41,10 @@ NODES, TENANTS = ("node-1",), ("nlp",)
 class Cluster:
     """A nats-server with Skep's users and streams, and gateways on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: TlsFiles | None = None) -> None:
         self.folder = folder
         self.passwords = new_passwords(NODES, TENANTS)
-        self.server = Server(folder / "nats", accounts(self.passwords, NODES, TENANTS))
+        self.server = Server(folder / "nats", accounts(self.passwords, NODES, TENANTS), tls=tls)
         self.processes: list[asyncio.subprocess.Process] = []
         self.buses: list[NatsBus] = []
 
@@ -51,7 +56,10 @@ class Cluster:
 
     async def bus(self, identity: str) -> NatsBus:
         options = LinkOptions(
-            servers=(self.server.url,), identity=identity, password=self.passwords[identity]
+            servers=(self.server.url,),
+            identity=identity,
+            password=self.passwords[identity],
+            tls=self.server.tls,
         )
         bus = await NatsBus.connect(options, lambda _: None)
         self.buses.append(bus)
@@ -163,6 +171,9 @@ async def test_a_gateway_serves_dies_and_goes_on(cluster: Cluster) -> None:
         ({"SKEP_TOKENS": ""}, "SKEP_TOKENS is not set"),
         ({"SKEP_LISTEN": "nowhere"}, "HOST:PORT"),
         ({"SKEP_STATE": ""}, "SKEP_STATE is not set"),
+        ({"SKEP_NATS_URL": "nats://10.0.0.1:4222"}, "is another machine's and not encrypted"),
+        ({"SKEP_LISTEN": "0.0.0.0:80"}, "other machines would be served in plain text"),
+        ({"SKEP_TLS_CERT": "/nowhere/c", "SKEP_TLS_KEY": "/k"}, "SKEP_TLS_CERT: /nowhere/c"),
     ],
 )
 async def test_a_wrong_configuration_is_said_at_once(
@@ -187,3 +198,55 @@ async def test_a_wrong_configuration_is_said_at_once(
         _, words = await process.communicate()
     assert process.returncode == 64
     assert said in words.decode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_a_gateway_serves_https_with_certificates_that_are_replaced(
+    tmp_path: Path, host: str
+) -> None:
+    issuer = Certificates(tmp_path)
+    (tmp_path / "other").mkdir()
+    stranger = Certificates(tmp_path / "other").give("x")
+    mine = issuer.give("gateway", *LOOPBACK, days=50)
+    ca = str(mine.ca)
+    made = Cluster(tmp_path, issuer.give("server", *LOOPBACK))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(made.close)
+        await made.open()
+        environment = {
+            **made.environment(),
+            "SKEP_LISTEN": f"{host}:0",
+            "SKEP_TLS_CA": ca,
+            "SKEP_TLS_CERT": str(mine.certificate),
+            "SKEP_TLS_KEY": str(mine.key),
+        }
+        process = await made.gateway(environment)
+        ready = await logged(process, "ready")
+        assert ready["tls"]
+        url = f"https://{ready['listen']}"
+
+        def days(client: Client) -> int:
+            """Ask something, and say how long the gateway's certificate is valid."""
+            assert client.get("/v1/vcs")["vcs"] == []
+            ends_at = client.ends_at()
+            assert ends_at is not None
+            return round((ends_at - time.time()) / 86_400)
+
+        kept = Client(Target(url, "op", "", ca))
+        assert await asyncio.to_thread(days, kept) == 50
+        await asyncio.to_thread(issuer.give, "gateway", *LOOPBACK, days=60)
+        # The connection that stands goes on; another one is shown the new certificate.
+        assert await asyncio.to_thread(days, kept) == 50
+        assert await asyncio.to_thread(days, Client(Target(url, "op", "", ca))) == 60
+        for trust in (str(stranger.ca), ""):
+            with pytest.raises(CommandError, match="is from another CA than") as refused:
+                await asyncio.to_thread(days, Client(Target(url, "op", "", trust)))
+            assert "\n" not in refused.value.text
+        issuer.aged(-2).give("gateway", *LOOPBACK)
+        with pytest.raises(CommandError, match="is not valid yet by this clock"):
+            await asyncio.to_thread(days, Client(Target(url, "op", "", ca)))
+        with pytest.raises(CommandError, match="cannot be reached"):
+            await asyncio.to_thread(
+                days, Client(Target(url.replace("https", "http"), "op", "", ""), patience_s=0.0)
+            )
+        kept.close()

@@ -131,7 +131,7 @@ async def test_a_job_is_stored_and_moved_to_another_process(node: LiveNode) -> N
     await node.trains()
     stored = await node.changed(Checkpoint())
     assert stored.manner is Manner.BOUNDARY, stored
-    folder = node.state / "checkpoints" / "j1"
+    folder = node.shared / "checkpoints" / "j1"
     assert stored.moved > 0
     assert [path.name for path in folder.glob("*.safetensors")]
 

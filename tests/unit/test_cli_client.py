@@ -64,8 +64,36 @@ def test_cluster_is_found_by_variables_or_folder(
     assert find_target(None).token == "tenant"
     monkeypatch.setenv("SKEP_API", "http://elsewhere:80")
     assert find_target(None) == Target("http://elsewhere:80", "tenant", "")
+    monkeypatch.setenv("SKEP_CA", "ca.pem")
+    assert find_target(None) == Target("http://elsewhere:80", "tenant", "", "ca.pem")
     # A folder that is named on the command line wins over the variable.
     assert find_target(str(tmp_path)).folder == str(tmp_path)
+
+
+def test_the_authority_is_named_by_the_folder_or_a_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gateway = {"url": "https://h", "tokens": {"operator": "op"}, "ca": "pki/ca.pem"}
+    home.write_json(home.cluster_path(str(tmp_path)), {"version": 1, "gateway": gateway})
+    assert find_target(str(tmp_path)).ca == str(tmp_path / "pki" / "ca.pem")
+    monkeypatch.setenv("SKEP_CA", "/other.pem")
+    assert find_target(str(tmp_path)).ca == "/other.pem"
+
+
+def test_a_gateway_that_cannot_be_believed_is_not_asked_again(tmp_path: Path) -> None:
+    """Its patience is far above the test's deadline."""
+    error = refused(
+        exits.UNREACHABLE,
+        Target("https://127.0.0.1:1", "", "", str(tmp_path / "absent")),
+        patience_s=0.0,
+    )
+    assert error.error["reason"] != "not-believed"  # Nothing listens there.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        absent = str(tmp_path / "absent")
+        error = refused(exits.UNREACHABLE, Target(url, "", "", absent), patience_s=1_000.0)
+    assert error.error["reason"] == "not-believed"
+    assert error.text == f"SKEP_CA: {absent}: No such file or directory"
 
 
 @pytest.mark.parametrize(

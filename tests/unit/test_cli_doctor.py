@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from skep_services.cli.client import Client, Target
 from skep_services.cli.main import main
 from skep_services.supervisor import home
 from tests.cli_kit import FakeGateway, fake_gateway
+from tests.tls_kit import Certificates
 
 OWN = {"pid": os.getpid(), "start_ticks": home.start_ticks(os.getpid())}
 
@@ -187,6 +189,52 @@ def test_clock_skew(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> No
     client = Client(Target(gateway.url, "op", ""), 0.0)
     (skew,) = [check for check in doctor.service_checks(client) if check.name == "clock skew"]
     assert skew.text == "-60 s between the gateway and here"
+
+
+def test_certificates_are_told_before_they_end(tmp_path: Path) -> None:
+    issuer = Certificates(tmp_path)
+    now = time.time()
+
+    def found() -> dict[str, list[tuple[str, str]]]:
+        told: dict[str, list[tuple[str, str]]] = {}
+        for check in doctor.certificate_checks(str(tmp_path), now):
+            told.setdefault(check.level, []).append((check.name, check.text))
+            assert bool(check.todo) == (check.level != doctor.OK)
+        return told
+
+    issuer.give("server", "localhost", days=200)
+    (tmp_path / "server" / "not-a-certificate").write_text("?")
+    # The authority's, the server's, and what it believes; keys are passed over.
+    (good,) = found()[doctor.OK]
+    assert good == (
+        "certificates",
+        f"3 certificates, the first ends in 199 days ({tmp_path}/server/cert.pem)",
+    )
+    issuer.give("soon", days=20)
+    issuer.aged(40).give("late", days=30)
+    (tmp_path / "broken.pem").write_text("?")
+    told = found()
+    assert [name for name, _ in told[doctor.WARN]] == ["certificate"]
+    assert told[doctor.WARN][0][1] == f"soon ({tmp_path}/soon/cert.pem) ends in 19 days"
+    assert sorted(text for _, text in told[doctor.FAIL])[1] == (
+        f"late ({tmp_path}/late/cert.pem) expired 10 days ago"
+    )
+    assert any("broken.pem: no certificate" in text for _, text in told[doctor.FAIL])
+
+
+@pytest.mark.parametrize(
+    "url, level, text",
+    [
+        ("nats://127.0.0.1:4222", doctor.OK, "off: the bus serves this machine only"),
+        ("tls://10.0.0.1:4222,tls://[fd00::1]:4222", doctor.OK, "on"),
+        ("nats://[::1]:4222,nats://10.0.0.1:4222", doctor.WARN, "off, and .* is another machine's"),
+    ],
+)
+def test_whether_it_is_encrypted_is_told(tmp_path: Path, url: str, level: str, text: str) -> None:
+    home.write_json(home.cluster_path(str(tmp_path)), {"version": 1, "nats": {"url": url}})
+    (check,) = doctor.encryption_checks(str(tmp_path), time.time())
+    assert (check.name, check.level) == ("encryption", level)
+    assert re.fullmatch(text, check.text)
 
 
 def test_no_cluster_or_a_damaged_one(gateway: FakeGateway, tmp_path: Path) -> None:

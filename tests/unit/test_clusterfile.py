@@ -545,3 +545,38 @@ def test_wrong_policies_are_told(wrote: Any, path: str, reason: str, text: str) 
     (one,) = found
     assert (one.path, one.reason) == (path, reason)
     assert one.suggestion == text
+
+
+def test_priorities_have_limits_for_all_virtual_clusters_or_for_one() -> None:
+    tree = {
+        "priorities": {"submitter": 5, "manager": 50},
+        "vcs": {"nlp": 8, "cv": {"gpus": 8, "priorities": {"submitter": 9}}, "web": {"gpus": 1}},
+    }
+    found = parse_cluster(tree)
+    assert isinstance(found, Cluster)
+    usual = {"submitter": 5, "manager": 50}
+    assert {name: vc.priorities for name, vc in found.vcs.items()} == {
+        "nlp": usual,
+        "cv": {"submitter": 9},
+        "web": usual,
+    }
+
+
+@pytest.mark.parametrize(
+    "given, path",
+    [
+        ({"priorities": {"viewer": 5}}, "$.priorities.viewer"),
+        ({"priorities": {"submitter": "5"}}, "$.priorities.submitter"),
+        ({"priorities": 5}, "$.priorities"),
+        ({"vcs": {"nlp": {"gpus": 8, "priorities": {"submitter": -1}}}}, "$.vcs.nlp.priorities"),
+        ({"vcs": {"nlp": {"gpus": 8, "priorities": {"manager": 1001}}}}, "$.vcs.nlp.priorities"),
+        (
+            {"vcs": {"nlp": {"gpus": 8, "priorities": {"submitter": 9, "manager": 5}}}},
+            "$.vcs.nlp.priorities",
+        ),
+    ],
+)
+def test_what_is_no_limit_of_priorities_is_said(given: Any, path: str) -> None:
+    found = parse_cluster({"vcs": {"nlp": 8}, **given})
+    assert isinstance(found, list)
+    assert [one.path.startswith(path) for one in found] == [True]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 import pytest
 
+from skep.machines.access import AccessMachine
 from skep.machines.admission import AdmissionMachine
 from skep.machines.advisor import AdvisorMachine
 from skep.machines.agent import AgentMachine
@@ -24,8 +25,11 @@ from skep.machines.introspector import IntrospectorMachine
 from skep.machines.searches import SearchesMachine
 from skep.units import Instant, after, seconds
 from skep.wire import codec, subjects
+from skep.wire.access import AccessAsked
 from skep.wire.admin import SetVcs
 from skep.wire.codec import BusEvent, Facts, Submission, Unreadable
+from skep_services.access.__main__ import FOLLOW as ACCESS_FOLLOW
+from skep_services.access.__main__ import LISTEN as ACCESS_LISTEN
 from skep_services.admission.__main__ import FOLLOW as ADMISSION_FOLLOW
 from skep_services.advisor.__main__ import FOLLOW as ADVISOR_FOLLOW
 from skep_services.advisor.__main__ import LISTEN as ADVISOR_LISTEN
@@ -58,6 +62,8 @@ FOLDERS = {
     "admission": "admission-facts",
     "allocator": "allocator-facts",
     "searches": "search-facts",
+    "access": "access-facts",
+    "asked": "access-requests",
 }
 """Where the examples of what is published on a kind of subject are, or of a service's facts."""
 
@@ -76,6 +82,7 @@ SERVICES = {
     "introspector": Service(IntrospectorMachine, (), INTROSPECTOR_LISTEN),
     "advisor": Service(AdvisorMachine, ADVISOR_FOLLOW, ADVISOR_LISTEN),
     "searches": Service(SearchesMachine, SEARCHES_FOLLOW, SEARCHES_LISTEN),
+    "access": Service(AccessMachine, ACCESS_FOLLOW, ACCESS_LISTEN),
     "agent": Service(
         lambda: AgentMachine(joined(NODE, identity=IDENTITY)), (), (subjects.command(NODE),)
     ),
@@ -93,6 +100,8 @@ def patterns(service: Service) -> Iterator[tuple[str, Follow | None]]:
 
 def kind_of(pattern: str) -> tuple[str, str]:
     """Return the kind of a subject, and the word behind it."""
+    if pattern == subjects.ACCESS_ASKED:
+        return "asked", ""
     parsed = subjects.parse(pattern)
     assert parsed is not None, pattern
     return parsed.kind, parsed.first
@@ -113,6 +122,9 @@ def payloads(kind: str, first: str) -> Iterator[bytes]:
     for path in example_files(kind, first):
         if kind == "fact":
             yield b'{"at":1700000000000000000,"facts":[%s]}' % path.read_bytes()
+        elif kind == "asked":
+            wish = b'{"type":"ask-access","actor":{"name":"%s"},"wish":%s}'
+            yield from (wish % (name, path.read_bytes()) for name in (b"operator", b"ada", b""))
         else:
             yield path.read_bytes()
     if kind == "cancel":
@@ -149,6 +161,8 @@ def taken(machine: type[Any]) -> tuple[type[Any], ...]:
 def carried(pattern: str) -> tuple[type[Any], ...]:
     """Return the classes of event that a subject may come as."""
     kind, first = kind_of(pattern)
+    if kind == "asked":
+        return (AccessAsked, Unreadable)
     if kind not in codec._DECODERS:
         event = codec.read(pattern.replace("*", VC), b'{"at":1,"facts":[]}', {}, 1, at(1))
         return (type(event), Unreadable)

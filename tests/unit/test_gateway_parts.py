@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -164,11 +165,11 @@ async def test_readers_wait_for_more_or_for_the_end() -> None:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def job_line(sequence: int, state: State, vc: str = "nlp") -> Batch:
-    row = Row(job=f"j{sequence}", vc=vc, state=state, name="n")
+def job_line(sequence: int, state: State, vc: str = "nlp", owner: str = "") -> Batch:
+    row = Row(job=f"j{sequence}", vc=vc, state=state, name="n", owner=owner)
     job = Job(sequence=sequence, row=row)
     phase = 0 if state is State.QUEUED else 1
-    line = (sequence, phase, vc, state.value, "n", codec.encode(row), codec.encode(job))
+    line = (sequence, phase, vc, state.value, "n", codec.encode(row), codec.encode(job), owner)
     return EMPTY._replace(jobs=[line])
 
 
@@ -205,6 +206,37 @@ def test_a_transaction_is_whole_or_nothing(tmp_path: Path) -> None:
     assert model.job(1) is None
     model.write(job_line(1, State.FAILED))
     assert model.job(1) is not None
+    model.close()
+
+
+def test_a_file_without_owners_is_taken_over(tmp_path: Path) -> None:
+    """The streams may no longer have what an earlier version put into its file."""
+    path = tmp_path / "model.sqlite"
+    model = Model(path)
+    model.write(job_line(1, State.FAILED))
+    model.close()
+    with contextlib.closing(sqlite3.connect(path)) as before:
+        before.execute("ALTER TABLE jobs DROP COLUMN owner")
+        before.execute("PRAGMA user_version = 5")
+        before.commit()
+    model = Model(path)
+    assert not model.rebuilt
+    model.write(job_line(2, State.FAILED, owner="ann"))
+    assert [line[0] for line in model.ended(JobQuery(9)).lines] == [2, 1]
+    assert [line[0] for line in model.ended(JobQuery(9, owner="ann")).lines] == [2]
+    model.close()
+    model = Model(path)
+    assert not model.rebuilt
+    model.close()
+
+
+def test_ended_jobs_of_several_vcs(tmp_path: Path) -> None:
+    model = Model(tmp_path / "model.sqlite")
+    for number, vc in enumerate(("nlp", "vision", "speech"), start=1):
+        model.write(job_line(number, State.FAILED, vc))
+    for vcs, found in ((("nlp", "speech"), [3, 1]), (("vision",), [2]), ((), [])):
+        listed = model.ended(JobQuery(9, vcs))
+        assert ([line[0] for line in listed.lines], listed.total) == (found, len(found))
     model.close()
 
 

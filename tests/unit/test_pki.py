@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from skep_services import durable
 from skep_services.pki import authority, certificates, files, requests
 from skep_services.pki.authority import Authority
 from skep_services.pki.certificates import CertificateError, describe, expires
@@ -27,6 +28,10 @@ NOW = 1_800_000_000.0
 @pytest.fixture
 def made(tmp_path: Path) -> Authority:
     return Authority.create(tmp_path / "pki", "lab", lambda: NOW)
+
+
+def load(pem: bytes) -> list[int]:
+    return [one.serial_number for one in certificates.load(pem, "it")]
 
 
 def leaf(pem: bytes) -> x509.Certificate:
@@ -162,13 +167,28 @@ def test_names_and_times_have_bounds(made: Authority) -> None:
 
 def test_a_change_has_two_authorities_until_it_ends(made: Authority) -> None:
     before = made.issue("x").certificate
-    changed = made.begin_change()
+    for wrong in (made.switch_change, made.end_change):
+        with pytest.raises(CertificateError, match="no change of the authority is under way"):
+            wrong()
+    begun = made.begin_change()
+    # Believed everywhere first, it signs nothing yet.
+    assert (begun.change, begun.fingerprint) == ("begun", made.fingerprint)
+    assert describe(begun.trust)[0].name == describe(before)[0].issuer
+    leaf(begun.issue("x").certificate).verify_directly_issued_by(leaf(made.certificate))
+    for wrong in (begun.begin_change, begun.end_change):
+        with pytest.raises(CertificateError, match="has begun"):
+            wrong()
+    changed = begun.switch_change()
+    assert changed.change == "switched"
     assert changed.fingerprint != made.fingerprint
     assert changed.trust == changed.certificate + made.certificate
+    assert sorted(load(changed.trust)) == sorted(load(begun.trust))
     leaf(changed.issue("x").certificate).verify_directly_issued_by(leaf(changed.certificate))
-    with pytest.raises(CertificateError, match="under way"):
-        changed.begin_change()
+    for wrong in (changed.begin_change, changed.switch_change):
+        with pytest.raises(CertificateError, match="is switched and not ended"):
+            wrong()
     ended = changed.end_change()
+    assert ended.change == "none"
     assert ended.trust == ended.certificate == changed.certificate
     with pytest.raises(ValueError, match="Issuer"):
         leaf(before).verify_directly_issued_by(leaf(ended.trust))
@@ -177,27 +197,40 @@ def test_a_change_has_two_authorities_until_it_ends(made: Authority) -> None:
 def test_a_change_outlives_a_crash_at_any_write(
     made: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = authority.durable.write
-    for crash_at in (1, 2, 3):
+    plain = durable.write
+
+    def crash_at(number: int) -> None:
         writes = 0
 
         def write(path: str, data: bytes) -> None:
             nonlocal writes
             writes += 1
-            if writes == crash_at:  # noqa: B023 - called within this round
+            if writes == number:
                 raise OSError(28, "No space left on device", path)
             plain(path, data)
 
-        monkeypatch.setattr(authority.durable, "write", write)
+        monkeypatch.setattr(durable, "write", write)
+
+    for number in (1, 2):
+        crash_at(number)
         with pytest.raises(OSError, match="No space"):
             Authority.read(made.folder).begin_change()
         monkeypatch.undo()
         read = Authority.read(made.folder)
-        assert read.fingerprint == made.fingerprint
-        assert read.trust == made.trust
+        assert (read.change, read.fingerprint, read.trust) == ("none", made.fingerprint, made.trust)
+    begun = Authority.read(made.folder).begin_change()
+    crash_at(1)
+    with pytest.raises(OSError, match="No space"):
+        begun.switch_change()
+    monkeypatch.undo()
+    # The certificate of the one before is written, and nothing else.
+    (made.folder / authority.BEFORE).write_bytes(made.certificate)
+    again = Authority.read(made.folder)
+    assert (again.change, again.trust) == ("begun", begun.trust)
+    changed = again.switch_change()
     # The key of the next authority is in place, its certificate not yet.
-    changed = made.begin_change()
     (made.folder / authority.CERTIFICATE).rename(made.folder / authority.NEXT_CERTIFICATE)
+    (made.folder / authority.CERTIFICATE).write_bytes(made.certificate)
     assert Authority.read(made.folder).fingerprint == changed.fingerprint
 
 

@@ -32,7 +32,7 @@ def test_everything_comes_back(path: str) -> None:
     record.exited(first, -9, 2, 20, ["5: sleep"])
     record.started(second := record.began("b", 7, "/logs/b", 11), 27, 28, 29)
     record.frozen(second, "/group")
-    third = record.began("c", 7, "/logs/c", 12)
+    third = record.began("c", 7, "/logs/c", 12, {"uid": 5000})
     record.frozen(third, "/other")
     record.thawed(third)
     record.began("d", 7, "/logs/d", 13)
@@ -41,10 +41,10 @@ def test_everything_comes_back(path: str) -> None:
     record.began("f", 7, "/logs/f", 15)
     record.forgot("f")
     expected = [
-        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", ["5: sleep"]),
-        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", []),
-        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0, False, "/other", []),
-        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", []),
+        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", ["5: sleep"], {}),
+        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", [], {}),
+        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0, False, "/other", [], {"uid": 5000}),
+        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", [], {}),
     ]
     assert facts(record) == expected
     record.close()
@@ -75,6 +75,7 @@ def test_pids_of_another_boot_mean_nothing(path: str) -> None:
         False,
         "",
         [],
+        {},
     )
     assert facts(record) == [expected]
     record.close()

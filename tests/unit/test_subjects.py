@@ -11,6 +11,10 @@ from skep.wire.subjects import Parsed
     [
         (subjects.submit("nlp"), Parsed("submit", "nlp", "")),
         (subjects.cancel("nlp"), Parsed("cancel", "nlp", "")),
+        (subjects.submit("nlp", "ann"), Parsed("submit", "nlp", "ann")),
+        (subjects.cancel("nlp", "ann"), Parsed("cancel", "nlp", "ann")),
+        (subjects.ask("nlp", "ann"), Parsed("ask", "nlp", "ann")),
+        (subjects.search("nlp", "ann"), Parsed("search", "nlp", "ann")),
         (subjects.admin("vcs"), Parsed("admin", "vcs", "")),
         (subjects.node_event("node-1", "joined"), Parsed("node", "node-1", "joined")),
         (subjects.command("node-1"), Parsed("cmd", "node-1", "")),
@@ -38,6 +42,9 @@ def test_every_subject_can_be_taken_apart(subject: str, parsed: Parsed) -> None:
         "skep.v2.submit.a",
         "other.v1.submit.a",
         "skep.v1.node.a.b.c",
+        "skep.v1.submit..ann",
+        "skep.v1.submit.nlp.",
+        "skep.v1.submit.nlp.ann.x",
         "_INBOX.x.y.z",
     ],
 )
@@ -58,6 +65,8 @@ def _matches(pattern: str, subject: str) -> bool:
         (subjects.submit("nlp"), subjects.SUBMIT),
         (subjects.cancel("nlp"), subjects.SUBMIT),
         (subjects.search("nlp"), subjects.SUBMIT),
+        (subjects.submit("nlp", "ann"), subjects.SUBMIT),
+        (subjects.search("nlp", "ann"), subjects.SUBMIT),
         (subjects.admin("drain"), subjects.ADMIN),
         (subjects.node_event("node-1", "exited"), subjects.NODE),
         (subjects.ADMISSION_FACTS, subjects.ADMISSION),
@@ -130,3 +139,35 @@ def test_verdicts_go_to_a_tenants_own_inboxes(subject: str) -> None:
 )
 def test_admission_speaks_nowhere_else_for_a_tenant(subject: str) -> None:
     assert not subjects.reply_allowed(subject, "nlp")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["_INBOX.vc-nlp.ann.x1.y2", "skep.v1.reply.nlp.ann.7", subjects.reply("nlp", "g-1.2", "ann")],
+)
+def test_verdicts_go_to_a_persons_own_inboxes(subject: str) -> None:
+    assert subjects.reply_allowed(subject, "nlp", "ann")
+    assert not subjects.reply_allowed(subject, "nlp", "bob")
+    assert not subjects.reply_allowed(subject, "nlp", "an")
+    assert not subjects.reply_allowed(subject, "cv", "ann")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "_INBOX.vc-nlp.x1.y2",
+        "_INBOX.vc-nlp.ann",
+        "_INBOX.vc-nlp.ann.",
+        "_INBOX.vc-nlp.ann.*",
+        "_INBOX.vc-nlp.anna.x",
+        "_INBOX.vc-nlp.Ann.x",
+        "_INBOX.vc-nlp.bob.ann.x",
+        "_INBOX.vc-cv.ann.x",
+        "skep.v1.reply.nlp.7",
+        "skep.v1.reply.nlp.ann",
+        "skep.v1.reply.nlp.bob.ann.7",
+        "skep.v1.reply.ann.nlp.7",
+    ],
+)
+def test_admission_speaks_nowhere_else_for_a_person(subject: str) -> None:
+    assert not subjects.reply_allowed(subject, "nlp", "ann")

@@ -64,6 +64,9 @@ def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "gpus",
         "values",
         "params",
+        "granted",
+        "roles",
+        "groups",
         "remaining",
     }
     yield tree

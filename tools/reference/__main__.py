@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import commands, lives, pages, variables
+from tools.reference import commands, lives, pages, rights, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -27,6 +27,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": pages.metrics,
     "policies.md": pages.policies,
     "reasons.md": pages.reason_codes,
+    "rights.md": rights.text,
     "streams.md": pages.streams,
 }
 VARIABLES = "variables.md"

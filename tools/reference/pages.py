@@ -13,6 +13,7 @@ import msgspec
 from skep.ledger.blame import causes as causes_of_time
 from skep.policy.registry import POLICIES, make
 from skep.wire import facts, reasons, subjects
+from skep.wire.access import AccessFact
 from skep.wire.profile import AdvisorFact
 from skep.wire.search_facts import SearchFact
 from skep.wire.spec import NOT_BUILT, JobSpec
@@ -26,16 +27,18 @@ LOGS: dict[str, tuple[str, Any]] = {
     "ALLOC": ("the allocator records them in the stream ALLOC", facts.AllocatorFact),
     "SEARCH": ("the searches service records them in the stream SEARCH", SearchFact),
     "PROFILES": ("the advisor records them in the stream PROFILES", AdvisorFact),
+    "ACCESS": ("the access service records them in the stream ACCESS", AccessFact),
     "Journal of a node": ("an agent records them in its journal", facts.AgentFact),
 }
 WRITERS = {
-    subjects.SUBMIT: "tenants; the gateway for them",
+    subjects.SUBMIT: "tenants and their people; the gateway for them",
     subjects.ADMIN: "operators; the gateway for them",
     subjects.NODE: "each agent, its own subjects",
     subjects.ADMISSION: "admission",
     subjects.ALLOC: "the allocator",
     subjects.SEARCH: "the searches service",
     subjects.PROFILES: "the advisor",
+    subjects.ACCESS: "the access service",
     subjects.KEPT: "owners of logs: snapshots",
 }
 

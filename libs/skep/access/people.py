@@ -215,7 +215,10 @@ class People(msgspec.Struct):
             case TokensForgotten():
                 for name in fact.tokens:
                     token = self.tokens.pop(name)
-                    self.tokens_of[token.person].pop(name)
+                    theirs = self.tokens_of[token.person]
+                    del theirs[name]
+                    if not theirs:
+                        del self.tokens_of[token.person]
 
     def put_token(self, token: TokenOf) -> None:
         """Take over a token as a whole."""

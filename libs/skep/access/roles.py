@@ -28,6 +28,10 @@ class Roles(msgspec.Struct):
 
     people: dict[str, Standing] = {}
 
+    def standing(self, person: str) -> Standing:
+        """Return what a person may be taken for; of one that is not known: nothing."""
+        return self.people.get(person, NOBODY)
+
     def role(self, person: str, vc: str) -> Role | None:
         """Return what a person is in a VC; None: nothing.
 

@@ -18,7 +18,8 @@ from skep.ids import is_token
 from skep.wire.cluster import JOBS_MAX, Chain, Cluster, QuarantineRule, VirtualCluster
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
-from skep.wire.spec import Problem
+from skep.wire.roles import Role
+from skep.wire.spec import PRIORITY_MAX, Problem
 
 LEVELS_MAX = 16
 """The most levels of one chain: real clusters have five to seven."""
@@ -446,9 +447,24 @@ def _vc(
         if not 0 <= value <= most:
             text = f"`{key}` is {value}; it must be 0 to {most}"
             yield problem(f"{here}.{key}", Reason.BAD_VALUE, text)
+    yield from _priorities(vc, f"{here}.priorities")
     if not (math.isfinite(vc.weight) and 0 < vc.weight <= WEIGHT_MAX):
         text = f"`weight` is {vc.weight}; it must be more than 0, and at most {WEIGHT_MAX}"
         yield problem(f"{here}.weight", Reason.BAD_VALUE, text)
+
+
+def _priorities(vc: VirtualCluster, here: str) -> Iterator[Problem]:
+    for role, most in vc.priorities.items():
+        if role not in {Role.SUBMITTER, Role.MANAGER}:
+            text = f"no role {role!r} whose priorities have a limit: submitter or manager"
+            yield problem(f"{here}.{role}", Reason.UNKNOWN_KEY, text)
+        elif not 0 <= most <= PRIORITY_MAX:
+            text = f"`{role}` is {most}; it must be 0 to {PRIORITY_MAX}"
+            yield problem(f"{here}.{role}", Reason.BAD_VALUE, text)
+    lower, higher = vc.priorities.get(Role.SUBMITTER, 0), vc.priorities.get(Role.MANAGER)
+    if higher is not None and lower > higher:
+        text = f"a submitter may give {lower}, more than a manager ({higher})"
+        yield problem(here, Reason.BAD_VALUE, text, f"let a manager give {lower} at least")
 
 
 def _owners(cluster: Cluster, paths: Paths) -> Iterator[Problem]:

@@ -18,6 +18,7 @@
       vision: 6                    # GPUs, in the largest cells that make them up
       speech: {gpus: 8, policy: backfill}                  # `skep policies` lists them
       video: {gpus: 8, policy: {name: NAME, OPTION: ...}}  # the same with options
+    priorities: {submitter: 5, manager: 50}   # the highest by role; of one VC: in its entry
     quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
 
 This file reads shapes; what values may be is `clustercheck`'s. Host lists are Slurm's. In YAML a
@@ -28,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep.cells import hostlist
 from skep.cells.clustercheck import (
@@ -56,14 +59,17 @@ from skep.wire.cluster import (
 )
 from skep.wire.parse import kind_of, nearest
 from skep.wire.reasons import Reason
+from skep.wire.roles import Role
 from skep.wire.spec import Problem
 
 CLUSTER_VERSION = 1
 
-CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine")
+CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "priorities")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
 QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
-VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy")
+LIMITED_ROLES = (Role.SUBMITTER, Role.MANAGER)
+"""The roles whose priorities can have a limit: a viewer has no jobs, an operator no limit."""
+VC_KEYS = ("cells", "pinned", "gpus", "weight", "jobs_max", "policy", "priorities")
 
 
 def parse_cluster(tree: Any) -> Cluster | list[Problem]:
@@ -186,8 +192,11 @@ class _Reader:
             else:
                 pins[name] = pin
         vcs: dict[str, VirtualCluster] = {}
+        usual = self.priorities(top.get("priorities"), "$.priorities")
         for name, value in self.mapping(top.get("vcs"), "$.vcs", "virtual clusters").items():
-            vcs[name] = self.vc(f"$.vcs.{name}", value, chains)
+            vc = self.vc(f"$.vcs.{name}", value, chains)
+            own = isinstance(value, dict) and "priorities" in value
+            vcs[name] = vc if own or not usual else replace(vc, priorities=usual)
         rule = self.quarantine(top.get("quarantine"))
         return Cluster(chains=chains, pins=pins, vcs=vcs, quarantine=rule)
 
@@ -529,7 +538,17 @@ class _Reader:
             jobs_max=JOBS_MAX if jobs_max is None else jobs_max,
             policy=policy,
             options=options,
+            priorities=self.priorities(tree.get("priorities"), f"{path}.priorities"),
         )
+
+    def priorities(self, value: Any, path: str) -> dict[str, int]:
+        """Return the highest priorities by role; what they may be is checked later."""
+        tree = self.mapping(value, path, "numbers by role")
+        self.keys(tree, LIMITED_ROLES, path)
+        found = {role: self.number(most, f"{path}.{role}") for role, most in tree.items()}
+        return {
+            role: most for role, most in found.items() if most is not None and role in LIMITED_ROLES
+        }
 
     def policy(self, value: Any, path: str) -> tuple[str, dict[str, Any]]:
         """Return a policy's name and options, without checking whether such a policy exists."""

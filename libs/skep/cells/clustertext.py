@@ -216,6 +216,9 @@ def _vc(vc: VirtualCluster) -> str:
         parts.append(f"weight: {int(vc.weight) if vc.weight == int(vc.weight) else vc.weight!r}")
     if vc.jobs_max != JOBS_MAX:
         parts.append(f"jobs_max: {vc.jobs_max}")
+    if vc.priorities:
+        limits = ", ".join(f"{role}: {most}" for role, most in vc.priorities.items())
+        parts.append(f"priorities: {{{limits}}}")
     if vc.policy != FIFO or vc.options:
         parts.append(f"policy: {_policy(vc)}")
     return f"{{{', '.join(parts)}}}"

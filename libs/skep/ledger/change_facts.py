@@ -8,6 +8,8 @@ and overtakes the one that waited before. Whatever ends the attempt ends its cha
 
 from __future__ import annotations
 
+import msgspec
+
 from skep import ids
 from skep.ledger import move_costs, pairs, return_facts, sharing, size_facts
 from skep.ledger.job_state import JobState, OpenChange, Part, Phase, State
@@ -21,6 +23,7 @@ from skep.wire.changes import (
     GpusRegained,
     JobChanged,
     JobChanging,
+    JobPrioritised,
     MemberAnswered,
     MemberLearned,
     Result,
@@ -41,6 +44,8 @@ def apply(state: ClusterState, fact: ChangeFact) -> None:
         case AskTaken():
             state.last_asked = max(state.last_asked, fact.number)
             job.asked = fact
+        case JobPrioritised():
+            _apply_prioritised(state, job, fact)
         case MemberLearned() if job.successor and job.successor.attempt == fact.attempt:
             job.successor.learned = {**job.successor.learned, fact.node: fact}
         case MemberLearned():
@@ -77,6 +82,18 @@ def _apply_over(state: ClusterState, fact: AskOver) -> None:
     suspended = job.state is State.SUSPENDED and fact.result is Result.DONE
     if suspended and fact.ask.__struct_config__.tag == Goal.SUSPEND:
         job.held = Reason.REQUESTED  # Whatever it was suspended for: now its tenant wants it so.
+
+
+def _apply_prioritised(state: ClusterState, job: JobState, fact: JobPrioritised) -> None:
+    """Let a job wait at another place of its queue; one that stands aside is in none."""
+    assert job.state is State.QUEUED, job
+    waits = job.job not in state.parked
+    if waits:
+        state.queue(job).remove(job.entry)
+    job.spec = msgspec.structs.replace(job.spec, priority=fact.priority)
+    if waits:
+        state.queue(job).add(job.entry)
+    state.delta.freed += 1  # What it could not have before its turn, it may have now.
 
 
 def _apply_changing(state: ClusterState, job: JobState, fact: JobChanging) -> None:

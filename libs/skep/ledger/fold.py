@@ -30,6 +30,7 @@ from skep.wire.changes import (
     GpusRegained,
     JobChanged,
     JobChanging,
+    JobPrioritised,
     MemberAnswered,
     MemberLearned,
 )
@@ -382,6 +383,7 @@ HANDLERS: dict[type[Any], Handler] = {
     JobDemoted: cell_facts.apply_hold,
     JobEnded: _job_ended,
     JobMoved: move_facts.apply,
+    JobPrioritised: change_facts.apply,
     JobPromoted: cell_facts.apply_hold,
     JobQueued: _job_queued,
     JobRan: _job_ran,

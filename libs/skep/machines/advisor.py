@@ -44,6 +44,7 @@ from skep.policy.order import Group, Ranked, Waiting, shortest_remaining_first
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.advice import ADVISED_MAX, JobAdvice, QueueAdvice
+from skep.wire.changes import JobPrioritised
 from skep.wire.cluster import FIFO, Cluster
 from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.estimates import CalibrationKept, EstimateJudged
@@ -115,6 +116,11 @@ class _Job(runs.Run, kw_only=True, gc=False):
     """Samples of a mini-batch, if its workers share them out however many there are; 0: they do
     not, or its spec does not say it."""
     shown: _Shown | None = None
+
+
+def _position(priority: int, sequence: int) -> int:
+    """Return the place of a job in the queue: by priority, then by arrival."""
+    return ((PRIORITY_MAX - priority) << SEQUENCE_BITS) + sequence
 
 
 class AdvisorMachine:
@@ -317,6 +323,8 @@ class AdvisorMachine:
         match fact:
             case JobQueued():
                 self._admit(fact)
+            case JobPrioritised():
+                self._prioritise(fact)
             case JobEnded():
                 self._end(fact)
             case NodeAdded():
@@ -367,7 +375,7 @@ class AdvisorMachine:
         spec = fact.spec
         job = _Job(
             job=fact.job,
-            position=((PRIORITY_MAX - spec.priority) << SEQUENCE_BITS) + sequence,
+            position=_position(spec.priority, sequence),
             group=(spec.vc, spec.opportunistic, spec.priority),
             submitted_at=fact.submitted_at,
             family=spec.size.family or "",
@@ -380,6 +388,19 @@ class AdvisorMachine:
         )
         self._jobs[fact.job] = job
         self._wait(job)
+
+    def _prioritise(self, fact: JobPrioritised) -> None:
+        """Let a job wait at another place."""
+        job, sequence = self._jobs.get(fact.job), job_sequence(fact.job)
+        if job is None or sequence is None:
+            return
+        waits = job.position in self._queued
+        if waits:
+            self._leave(job)
+        job.position = _position(fact.priority, sequence)
+        job.group = (*job.group[:2], fact.priority)
+        if waits:
+            self._wait(job)
 
     def _wait(self, job: _Job) -> None:
         job.steps, job.rate_milli, job.learned = 0, 0, False

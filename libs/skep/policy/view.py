@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from skep.access.person import LABEL
 from skep.units import Duration, Instant
 from skep.wire.following import AdviceFollowed
 from skep.wire.learned import LearnedAdvice
@@ -133,6 +134,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_workers: int = 0
     """The workers that it had when its rate was measured; 0: not known. If these are not those that
     it has now, `left` and `rates` are of before its latest change."""
+    owner: str = ""
+    """The person that submitted it; empty: its VC as a whole did."""
+
+    def label(self, name: str) -> str | None:
+        """Return the value of a label; None: it has none.
+
+        What the label `user` says is not proven. Of a job that has an owner it is the owner.
+        """
+        return (self.owner if name == LABEL else "") or self.spec.labels.get(name)
 
     @property
     def pin(self) -> str:

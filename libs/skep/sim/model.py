@@ -27,6 +27,7 @@ from skep.wire.changes import (
     GpusRegained,
     JobChanged,
     JobChanging,
+    JobPrioritised,
     MemberAnswered,
     MemberLearned,
     Result,
@@ -292,6 +293,8 @@ class AllocatorModel:
                 self.learned[fact.job, fact.attempt, fact.node] = fact.can
             case AskTaken() | AskOver():
                 self._asked(fact)
+            case JobPrioritised():
+                require(not self._job(fact.job).members, "I12", f"{fact.job} has GPUs")
             case SuccessorBound() | JobMoved() | SuccessorDropped():
                 self.next_order(fact.order)
                 moves.take(self, self._job(fact.job), fact)

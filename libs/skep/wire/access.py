@@ -79,7 +79,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- requests ----------------------------------------------------------------------------------
 
 
-class _Wish(Message, frozen=True, forbid_unknown_fields=True):
+class _Wish(Message, frozen=True):
     """What is asked for."""
 
 
@@ -247,7 +247,7 @@ Wish = (
 )
 
 
-class AskAccess(Message, frozen=True, tag="ask-access", forbid_unknown_fields=True):
+class AskAccess(Message, frozen=True, tag="ask-access"):
     """A request: who asks, and for what."""
 
     actor: Actor

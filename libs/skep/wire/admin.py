@@ -20,7 +20,7 @@ from skep.wire.cluster import (
 )
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
-from skep.wire.spec import Problem
+from skep.wire.spec import PRIORITY_MAX, Problem
 
 QUOTA_MAX = 1_000_000
 """A quota beyond this is a typing error."""
@@ -54,6 +54,9 @@ def vcs_problems(vcs: Mapping[str, VirtualCluster]) -> Iterator[Problem]:
             if not 0 <= value <= most:
                 text = f"`{key}` is {value}; it must be 0 to {most}"
                 yield Problem(path=f"$.vcs.{vc}.{key}", reason=Reason.BAD_VALUE, text=text)
+        if any(not 0 <= most <= PRIORITY_MAX for most in config.priorities.values()):
+            text = f"a priority is 0 to {PRIORITY_MAX}"
+            yield Problem(path=f"$.vcs.{vc}.priorities", reason=Reason.BAD_VALUE, text=text)
 
 
 class DrainNode(Message, frozen=True, tag="drain-node", forbid_unknown_fields=True):

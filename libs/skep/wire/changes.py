@@ -1,9 +1,10 @@
 """How a running job is changed: what tenants ask for, and the facts that tell how it went.
 
-A request is published to `skep.v1.ask.<vc>` as JSON: `{"ask": "suspend", "job": "j17"}`. Admission
-says whether there is such a job; the allocator carries it out, and says in one AskOver what came of
-it. A change of a running attempt is told to every node that has a part of it, in one round or more,
-and ends with exactly one JobChanged.
+A request is published to `skep.v1.ask.<vc>` (by a person: `skep.v1.ask.<vc>.<person>`) as JSON:
+`{"ask": "suspend", "job": "j17"}`. Admission says whether there is such a job, and whether the
+asker may; the allocator carries it out, and says in one AskOver what came of it. A change of a
+running attempt is told to every node that has a part of it, in one round or more, and ends with
+exactly one JobChanged.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class AskUnpack(_Ask, frozen=True, tag="unpack"):
 
 
 class AskPriority(_Ask, frozen=True, tag="priority"):
-    """Wait with another priority. Only a job that waits for its GPUs can be given one."""
+    """Wait with another priority: only a job that waits for its GPUs can be given one."""
 
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
 
@@ -279,6 +280,15 @@ class AskOver(ChangeMessage, frozen=True, tag="ask-over"):
     at: Instant = Instant(0)
 
 
+class JobPrioritised(ChangeMessage, frozen=True, tag="job-prioritised"):
+    """A job waits with another priority from here on, by a request of this number."""
+
+    job: str
+    priority: int
+    number: int
+    at: Instant
+
+
 class MemberLearned(ChangeMessage, frozen=True, tag="member-learned"):
     """What Skep can do with one node's part of an attempt."""
 
@@ -364,5 +374,12 @@ class GpusRegained(ChangeMessage, frozen=True, tag="gpus-regained"):
 
 
 ChangeFact = (
-    AskTaken | AskOver | MemberLearned | JobChanging | MemberAnswered | JobChanged | GpusRegained
+    AskTaken
+    | AskOver
+    | JobPrioritised
+    | MemberLearned
+    | JobChanging
+    | MemberAnswered
+    | JobChanged
+    | GpusRegained
 )

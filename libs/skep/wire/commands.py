@@ -54,7 +54,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     `servers` rank 0 keeps so many parameter servers beside itself, which let in ranks that know
     `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK. `python` is the
     interpreter that AGENT_PYTHON stands for, if it is not the agent's own. `owner` is the person
-    whose job it is; empty: it is the VC's.
+    whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
+    variables, as in `JobSpec`: the agent asks the vault for their values.
     """
 
     order: Count
@@ -86,6 +87,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     distributed: bool = True
     python: Text = ""
     owner: Short = ""
+    secrets: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
+    secret_files: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

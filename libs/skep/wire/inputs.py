@@ -44,7 +44,14 @@ from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 from skep.wire.trials import Judged
 
-NOTED_STREAMS = (subjects.SUBMIT, subjects.ADMIN, subjects.NODE, subjects.ADMISSION, subjects.ALLOC)
+NOTED_STREAMS = (
+    subjects.SUBMIT,
+    subjects.ADMIN,
+    subjects.NODE,
+    subjects.ADMISSION,
+    subjects.ALLOC,
+    subjects.ACCESS,
+)
 """Numbers of streams, for ever: new ones come behind."""
 
 

@@ -46,7 +46,9 @@ from skep.wire.spec import (
     Willing,
 )
 from skep.wire.times import time_s
+from skep.wire.vault import SECRETS_PER_JOB_MAX
 
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 WILLING = Willing()
 """What holds where a spec says nothing of it."""
 DECODER = msgspec.json.Decoder(JobSpec)
@@ -329,6 +331,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     if not 0 <= spec.priority <= PRIORITY_MAX:
         yield _bad("$.priority", f"0 to {PRIORITY_MAX}")
     yield from _texts(spec)
+    yield from _secrets(spec)
     yield from _resources(spec.resources)
     if spec.elastic is not None:
         yield from _elastic(spec.elastic, spec.resources)
@@ -368,6 +371,29 @@ def _texts(spec: JobSpec) -> Iterator[Problem]:
     parts = (*command, *spec.args, spec.script or "", spec.workdir or "")
     if any("\0" in text for text in (*parts, *spec.env, *spec.env.values())):
         yield _bad("$", "free of NUL characters")
+
+
+def _secrets(spec: JobSpec) -> Iterator[Problem]:
+    if len({*spec.secrets.values(), *spec.secret_files.values()}) > SECRETS_PER_JOB_MAX:
+        yield _bad("$.secrets", f"at most {SECRETS_PER_JOB_MAX} secrets, files included")
+    seen = set(spec.env)
+    for key, uses in (("secrets", spec.secrets), ("secret_files", spec.secret_files)):
+        for variable, name in uses.items():
+            path = f"$.{key}.{variable}"
+            if not is_variable(variable):
+                yield _bad(path, "a variable's name: letters, digits and `_`")
+            elif variable.startswith("SKEP_"):
+                yield _bad(path, "another name: those that begin with SKEP_ are Skep's own")
+            elif variable in seen:
+                yield _bad(path, "given once, by one of `env`, `secrets` and `secret_files`")
+            elif not is_token(name):
+                yield _bad(path, "a secret's name: letters, digits, `_` and `-`")
+            seen.add(variable)
+
+
+def is_variable(name: str) -> bool:
+    """Return whether a text can name an environment variable that a shell can read."""
+    return len(name) <= NAME_CHARS_MAX and VARIABLE.fullmatch(name) is not None
 
 
 def _resources(resources: Resources) -> Iterator[Problem]:

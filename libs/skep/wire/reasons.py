@@ -65,6 +65,13 @@ class Reason(StrEnum):
     NOT_SIGNED = "not-signed"
     TOO_MANY_KEYS = "too-many-keys"
 
+    # Refusals about secrets.
+    NO_SECRET = "no-secret"
+    NO_VAULT = "no-vault"
+    NOT_BOUND_HERE = "not-bound-here"
+    OTHER_VAULT_KEY = "other-vault-key"
+    TOO_MANY_SECRETS = "too-many-secrets"
+
     # What admission answers to a deadline, and why.
     IN_TIME = "in-time"
     DEADLINE_PASSED = "deadline-passed"
@@ -312,6 +319,11 @@ TEXT: dict[Reason, str] = {
     Reason.BAD_VALUE: "the value is out of range",
     Reason.NOT_BUILT: "this is part of the schema but not built yet",
     Reason.WRONG_VERSION: "this version of the schema is not spoken here",
+    Reason.NO_SECRET: "there is no such secret, or the job does not name it",
+    Reason.NO_VAULT: "this cluster keeps no secrets, or its vault does not answer",
+    Reason.NOT_BOUND_HERE: "the job is not bound to this node",
+    Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
+    Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",
     Reason.UNKNOWN_VC: "no such virtual cluster",
     Reason.WRONG_VC: "the virtual cluster named is not the one published to",
     Reason.UNKNOWN_JOB: "no such job in this virtual cluster",

@@ -20,6 +20,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     the vendor's names of the devices that the container is given; `folders` are seen in it beside
     `workdir` and its log's, `folders_to_read` read-only; `python_path` comes first in its
     PYTHONPATH, whatever sets that.
+
+    `job` is whose run it is, of the person `owner` (empty: the VC's own) in `vc`: a launcher
+    chooses the account by that. `device_nodes` are the devices that it may open there.
+    `checkpoints` is the folder of the job's checkpoints, which a launcher makes. `meets`: other
+    processes connect to it by the node's address, or may come to do so. `files` are made for a run
+    of an account, in its memory; each is the content of one, whose path is in the variable.
     """
 
     token: str
@@ -34,13 +40,21 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[str, ...] = ()
     folders_to_read: tuple[str, ...] = ()
     python_path: str = ""
+    job: str = ""
+    owner: str = ""
+    vc: str = ""
+    device_nodes: tuple[str, ...] = ()
+    checkpoints: str = ""
+    meets: bool = True
+    files: Mapping[str, bytes] = {}
 
 
 class RunStarted(msgspec.Struct, frozen=True):
     """The process was executed. `start_ticks` (from /proc/PID/stat) makes `pid` an identity.
 
     Both are 0 where they cannot be known any more. A container's is its first process. `frozen`:
-    the whole tree was frozen, and has not been thawed.
+    the whole tree was frozen, and has not been thawed. `uid` is the account that it runs as, -1:
+    the agent's own.
     """
 
     token: str
@@ -48,6 +62,7 @@ class RunStarted(msgspec.Struct, frozen=True):
     start_ticks: int
     at: Instant
     frozen: bool = False
+    uid: int = -1
 
 
 class RunNotStarted(msgspec.Struct, frozen=True):

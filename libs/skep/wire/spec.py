@@ -211,7 +211,9 @@ class JobSpec(_Part, frozen=True):
     of several workers, of elastic jobs and of jobs on parameter servers do. `python` is the
     interpreter that runs the `script`, by its full path on the nodes or a name that is looked up
     in PATH; the folder of a full path is first in the processes' PATH. Without it the cluster's
-    own interpreter runs a script, or the `python3` of the image.
+    own interpreter runs a script, or the `python3` of the image. `secrets` are names of secrets by
+    the variables that hold their values in the job's processes; of `secret_files` a variable holds
+    the path of a file with the value.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -242,6 +244,8 @@ class JobSpec(_Part, frozen=True):
     late: Late = "accept"
     willing: Willing = Willing()
     promise: Promised | None = None
+    secrets: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
+    secret_files: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
 
     @property
     def is_distributed(self) -> bool:

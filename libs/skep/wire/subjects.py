@@ -43,6 +43,12 @@ KEPT = "KEPT"
 KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 """Snapshots beside the truth: `kept`."""
 
+SECRETS = "SECRETS"
+SECRET_SUBJECTS = (f"{PREFIX}.secret.>",)
+"""Sealed secrets, the latest value of each: `secret`."""
+VAULT_KEY = f"{PREFIX}.secret.vault.key"
+"""Where the vault says what secrets are sealed to."""
+
 ADMISSION_FACTS = STREAMS[ADMISSION][0]
 ALLOC_FACTS = STREAMS[ALLOC][0]
 SEARCH_FACTS = STREAMS[SEARCH][0]
@@ -135,6 +141,16 @@ def finding(kind: str) -> str:
 def kept(stream: str, what: str) -> str:
     """Return where snapshots beside a log are stored, `piece` by piece and then the `whole`."""
     return f"{PREFIX}.kept.{stream}.{what}"
+
+
+def secret(scope: str, owner: str, name: str) -> str:
+    """Return where a secret is kept: `scope` is `vc` or `person`, `owner` its name."""
+    return f"{PREFIX}.secret.{scope}.{owner}.{name}"
+
+
+def vault(node: str) -> str:
+    """Return where a node's agent asks for the secrets of jobs that it is to run."""
+    return f"{PREFIX}.vault.{node}"
 
 
 def draft(service: str) -> str:

@@ -70,6 +70,10 @@ class Devices(Protocol):
         """Return what a container engine knows these devices by; nothing if it need not."""
         ...
 
+    def nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return the device files that a process with these devices opens; nothing if none."""
+        ...
+
     def cpus(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the processors that processes with these devices are kept on; none: any."""
         ...
@@ -127,6 +131,10 @@ class CpuSlots:
         """Return nothing: a slot is no device that could be handed out."""
         return ()
 
+    def nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return nothing: a slot has no file."""
+        return ()
+
     def look(self) -> tuple[DeviceState, ...]:
         """Return nothing: a slot is not a device that could tell."""
         return ()
@@ -169,6 +177,10 @@ class FakeGpus:
         return self._slots.in_container(devices)
 
     def names(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return nothing, as for any slot."""
+        return ()
+
+    def nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return nothing, as for any slot."""
         return ()
 
@@ -314,6 +326,15 @@ class NvmlGpus:
     def names(self, devices: Sequence[int]) -> tuple[str, ...]:
         """Return the driver's UUIDs."""
         return tuple(self._uuids[device] for device in devices)
+
+    def nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
+        """Return the files by the driver's own numbers, which need not be NVML's."""
+        found = []
+        for one in self._handles:
+            if one.index in devices:
+                minor = self._nvml.nvmlDeviceGetMinorNumber(one.handle)
+                found.append(f"/dev/nvidia{minor}")
+        return tuple(found)
 
     def cpus(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return nothing: processes with GPUs run on any processor."""

@@ -18,6 +18,7 @@ import msgspec
 
 from skep.units import Instant
 from skep.wire.runs import RunPlan
+from skep_services.adapters.docker_account import Confined, host_config
 from skep_services.adapters.docker_entry import entrypoint
 from skep_services.agent.proc import RUN_VARIABLE
 
@@ -143,12 +144,16 @@ class Engine:
             error=state.get("Error") or "",
         )
 
-    def create(self, plan: RunPlan, said_path: str, mounts: Mounts) -> None:
+    def create(
+        self, plan: RunPlan, said_path: str, mounts: Mounts, given: Confined | None = None
+    ) -> None:
         """Make a run's container.
 
         Args:
+            plan: The run.
             said_path: The file in which the container says what becomes of its command.
             mounts: What it sees of its host.
+            given: The account that it is confined to; None: it is the agent's.
 
         Raises:
             EngineRefusedError: The engine does not make it.
@@ -168,17 +173,21 @@ class Engine:
                 for each in mounts.hidden
             ]
             requests = [types.DeviceRequest(device_ids=list(plan.gpus), capabilities=[["gpu"]])]
+            usual = {
+                "network_mode": "host",
+                "ipc_mode": "host",
+                "group_add": [str(group) for group in os.getgroups()],
+                # An image's setuid programs give a job no rights that its agent lacks.
+                "security_opt": ["no-new-privileges"],
+            }
             host = api.create_host_config(
                 init=True,
                 mounts=shown,
-                network_mode="host",
-                ipc_mode="host",
-                group_add=[str(group) for group in os.getgroups()],
-                # An image's setuid programs give a job no rights that its agent lacks.
-                security_opt=["no-new-privileges"],
                 device_requests=requests if plan.gpus else None,
                 log_config={"type": "none"},
+                **(usual if given is None else host_config(given, types.Ulimit)),
             )
+            whose = (os.getuid(), os.getgid()) if given is None else (given.uid, given.gid)
             # The init process passes signals on to the command's whole process group.
             env = {**plan.env, RUN_VARIABLE: plan.token, "TINI_KILL_PROCESS_GROUP": "1"}
             api.create_container(
@@ -188,7 +197,7 @@ class Engine:
                 name=self.name(plan.token),
                 environment=env,
                 working_dir=plan.workdir,
-                user=f"{os.getuid()}:{os.getgid()}",
+                user=f"{whose[0]}:{whose[1]}",
                 labels={OWNER_LABEL: self.owner, TOKEN_LABEL: plan.token},
                 host_config=host,
             )

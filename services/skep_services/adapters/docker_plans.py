@@ -18,8 +18,14 @@ longer one only that the container ended.
 """
 
 
-def trouble_of(plan: RunPlan, private: Sequence[Path]) -> str:
-    """Return what keeps a plan from being a container, or an empty text; see `mounts_of`."""
+def trouble_of(plan: RunPlan, private: Sequence[Path], *, entered: bool = True) -> str:
+    """Return what keeps a plan from being a container, or an empty text; see `mounts_of`.
+
+    Args:
+        plan: The run.
+        private: Folders that no container sees.
+        entered: This process may enter the workdir if the container may.
+    """
     sdk = sdk_missing()
     if sdk:
         return f"image {plan.image}: {sdk}"
@@ -35,7 +41,7 @@ def trouble_of(plan: RunPlan, private: Sequence[Path]) -> str:
     workdir = _real(plan.workdir)
     if plan.workdir not in plan.folders and any(workdir.is_relative_to(_real(p)) for p in private):
         return f"workdir {plan.workdir} is in a state folder of Skep: name another"
-    return workdir_trouble(plan.workdir) or ""
+    return (workdir_trouble(plan.workdir) or "") if entered else ""
 
 
 def _is_utf8(text: str) -> bool:

@@ -45,7 +45,7 @@ class Kept(msgspec.Struct, kw_only=True):
     """One container. Times are wall-clock ns, 0 for what has not happened.
 
     `boot`: in which boot of the machine it began. `started_at` is 0 until its start was told,
-    `pid` and `ticks` as in `RunStarted`.
+    `pid`, `ticks` and `uid` as in `RunStarted`.
     """
 
     token: str
@@ -59,6 +59,7 @@ class Kept(msgspec.Struct, kw_only=True):
     asked_at: Instant = Instant(0)
     frozen: bool = False
     end: End | None = None
+    uid: int = -1
 
 
 _DECODER = msgspec.json.Decoder(Kept)
@@ -104,10 +105,17 @@ class Records:
         (self.folder / f"{token}.run").unlink(missing_ok=True)
         self._said_path(token).unlink(missing_ok=True)
 
-    def provide(self, token: str) -> Path:
-        """Make the empty file in which a container says what becomes of its command."""
+    def provide(self, token: str, *, shared: bool = False) -> Path:
+        """Make the empty file in which a container says what becomes of its command.
+
+        Args:
+            token: The run.
+            shared: The container is of another account; the folder above keeps all others out.
+        """
         path = self._said_path(token)
         path.touch(SAID_MODE)
+        if shared:
+            path.chmod(0o666)
         return path
 
     def _said_path(self, token: str) -> Path:

@@ -24,7 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep.units import Instant
+from skep_services.adapters.docker_account import Confined, Prepare
 from skep_services.adapters.docker_engine import (
     CALLS_MAX,
     Container,
@@ -103,10 +106,14 @@ class DockerRuntime:
     Nothing is asked of an engine before there is a container, so a node without one may have this
     too: what it cannot start is answered so. The folder must have the same path for the engine.
     While no agent is there, a log may outgrow its bound; it is cut when one is back. A container
-    sees nothing of the folders `hidden` but what its plan names.
+    sees nothing of the folders `hidden` but what its plan names. With `prepare` each is confined
+    to an account.
     """
 
-    def __init__(self, state: Path, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, state: Path, hidden: Sequence[Path] = (), prepare: Prepare | None = None
+    ) -> None:
+        self._prepare = prepare
         self._records = Records(state)
         self._state = state
         self._private = (state, *hidden)
@@ -261,13 +268,18 @@ class DockerRuntime:
 
     async def _begin(self, run: _Run, plan: RunPlan) -> NotStarted:
         """Start a container; `run.kept` is set if its command may run, else return why not."""
-        trouble = trouble_of(plan, self._private)
+        trouble = trouble_of(plan, self._private, entered=self._prepare is None)
         if trouble:
             return NotStarted(trouble)
         try:
             await self._call(self._engine.ping)
         except EngineGoneError as error:
             return NotStarted(f"image {plan.image}: {error}")
+        given = None if self._prepare is None else await self._prepare(plan)
+        if isinstance(given, NotStarted):
+            return given
+        if given is not None:
+            plan = msgspec.structs.replace(plan, workdir=given.workdir)
         try:
             run.log = RunLog(plan.log_path, plan.log_bytes_max)
         except OSError as error:
@@ -279,11 +291,12 @@ class DockerRuntime:
             log=run.log.path,
             log_bytes_max=run.log.bytes_max,
             began_at=Instant(time.time_ns()),
+            uid=-1 if given is None else given.uid,
         )
         try:
             self._records.drop(plan.token)
             self._records.write(kept)
-            why = NotStarted(await self._execute(run, plan, kept))
+            why = NotStarted(await self._execute(run, plan, kept, given))
         except OSError as error:
             why = not_written(str(error.filename or self._state), error)
         except (EngineGoneError, EngineRefusedError) as error:
@@ -293,12 +306,12 @@ class DockerRuntime:
             await self._discard(plan.token)
         return why
 
-    async def _execute(self, run: _Run, plan: RunPlan, kept: Kept) -> str:
-        said = self._records.provide(plan.token)
+    async def _execute(self, run: _Run, plan: RunPlan, kept: Kept, given: Confined | None) -> str:
+        said = self._records.provide(plan.token, shared=given is not None)
         mounts = mounts_of(plan, self._private, said)
         # A container of that name has no record: it is the rest of one that never came to run.
         await self._call(self._engine.remove, plan.token)
-        await self._call(self._engine.create, plan, str(said), mounts)
+        await self._call(self._engine.create, plan, str(said), mounts, given)
         try:
             await self._call(self._engine.start, plan.token)
             trouble = await self._said(plan)
@@ -531,7 +544,7 @@ async def _within(seconds: float, event: Awaitable[object]) -> None:
 
 
 def _started(kept: Kept) -> RunStarted:
-    return RunStarted(kept.token, kept.pid, kept.ticks, kept.started_at, kept.frozen)
+    return RunStarted(kept.token, kept.pid, kept.ticks, kept.started_at, kept.frozen, uid=kept.uid)
 
 
 def _exited(kept: Kept) -> RunExited:

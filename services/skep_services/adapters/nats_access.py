@@ -42,6 +42,7 @@ ADVISOR = "advisor"
 SEARCHES = "searches"
 ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
+VAULT = "vault"
 SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
@@ -162,9 +163,18 @@ def behind_door(passwords: Mapping[str, str], vcs: Sequence[str]) -> dict[str, s
 
 def replica_identities(service: str, replicas: int) -> tuple[str, ...]:
     """Return the identities of a service's processes, of which one at a time is active."""
-    if replicas == 1 or service not in REPLICATED:
+    if replicas == 1 or service not in (*REPLICATED, VAULT):
         return (service,)
-    return tuple(f"{service}-{number}" for number in range(1, replicas + 1))
+    return _numbered(service, replicas)
+
+
+def gateway_identities(gateways: int) -> tuple[str, ...]:
+    """Return the identities of a cluster's gateways, all of which work."""
+    return (GATEWAY,) if gateways == 1 else _numbered(GATEWAY, gateways)
+
+
+def _numbered(service: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{service}-{number}" for number in range(1, count + 1))
 
 
 def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> tuple[str, ...]:
@@ -173,6 +183,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
         OPERATOR,
         BOOTSTRAP,
         DOOR,
+        *replica_identities(VAULT, replicas),
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
         *(vc_identity(vc) for vc in vcs),
@@ -198,6 +209,7 @@ def accounts(
     """
     grants = {
         **people_grants(),
+        **{one: _vault(one) for one in replica_identities(VAULT, replicas)},
         **{
             one: service_grants(service, one, replica_identities(service, replicas))
             for service in SERVICES
@@ -222,12 +234,38 @@ def in_one_account(every: Sequence[Account]) -> tuple[Account, ...]:
     return (Account(name=GLOBAL_ACCOUNT, users=users),)
 
 
+def service_users(servers: int) -> tuple[User, ...]:
+    """Return all users of the services' account, where each server runs one of each service.
+
+    They have no passwords: each proves itself by a key.
+
+    Args:
+        servers: How many servers the cluster has.
+    """
+    grants = people_grants()
+    grants.update((one, _vault(one)) for one in replica_identities(VAULT, servers))
+    for service in SERVICES:
+        replicas = (
+            gateway_identities(servers)
+            if service == GATEWAY
+            else replica_identities(service, servers)
+        )
+        peers = () if service == GATEWAY else replicas
+        for one in replicas:
+            grants[one] = service_grants(service, one, peers or (one,))
+            if service == GATEWAY and one != GATEWAY:
+                # It answers for the gateway as well: that one of them works is what is asked.
+                grants[one] += Grants((), (subjects.health(GATEWAY),))
+    return tuple(User(name=name, password="", grants=grants[name]) for name in grants)
+
+
 def services_account(users: Sequence[User]) -> Account:
     """Return the account of the streams, and what others may say to it and hear from it."""
     said = (
         *_tenant_says("*"),
         *_tenant_says("*", "*"),
         subjects.node_event("*", "*"),
+        subjects.vault("*"),
         *(subjects.REPORTS, subjects.HEARTBEATS, subjects.SPANS),
         *(subjects.answers(asker, "*") for asker in ASKERS),
     )
@@ -252,7 +290,12 @@ def services_account(users: Sequence[User]) -> Account:
 def node_account(node: str, password: str = "") -> Account:
     """Return the account of a node: what it says goes to the services, its commands come to it."""
     identity = node_identity(node)
-    said = (subjects.node_event(node, "*"), *_node_tells(node), *_node_answers(node))
+    said = (
+        subjects.node_event(node, "*"),
+        subjects.vault(node),
+        *_node_tells(node),
+        *_node_answers(node),
+    )
     return Account(
         name=identity,
         users=(User(name=identity, password=password, grants=node_grants(node)),),
@@ -458,9 +501,8 @@ def _searches(identity: str) -> Grants:
         + _follows(identity, ALLOC)
         + Grants(
             (
-                subjects.submit("*"),
-                # A trial's job is of the person that began the search.
-                subjects.submit("*", "*"),
+                # A trial's job is its owner's; all else a search asks as the VC.
+                *_asked_of_vcs(subjects.submit),
                 subjects.cancel("*"),
                 subjects.ask("*"),
                 subjects.REPLIES,
@@ -468,6 +510,16 @@ def _searches(identity: str) -> Grants:
             ),
             (subjects.MEASURED,),
         )
+    )
+
+
+def _vault(identity: str) -> Grants:
+    """Say the vault's key, follow what is kept and which jobs are where, and answer nodes."""
+    return (
+        _service(identity)
+        + _follows(identity, subjects.SECRETS)
+        + _follows(identity, ALLOC)
+        + Grants((subjects.VAULT_KEY, "_INBOX.*.>", "_R_.>"), (subjects.vault("*"),))
     )
 
 
@@ -487,7 +539,16 @@ def _gateway(identity: str) -> Grants:
             _follows(identity, one)
             for one in (SUBMIT, ADMIN, NODE, ADMISSION, ALLOC, SEARCH, PROFILES, ACCESS)
         ),
-        Grants((*_everything_asked(), LOOK_UP), heard),
+        Grants(
+            (
+                *_everything_asked(),
+                LOOK_UP,
+                subjects.secret("vc", "*", "*"),
+                subjects.secret("person", "*", "*"),
+            ),
+            heard,
+        )
+        + _follows(identity, subjects.SECRETS),
     )
 
 
@@ -496,6 +557,7 @@ def node_grants(node: str) -> Grants:
     identity = node_identity(node)
     says = (
         subjects.node_event(node, "*"),
+        subjects.vault(node),
         *_node_tells(node),
         *_node_answers(node),
         subjects.health(identity),

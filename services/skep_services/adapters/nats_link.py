@@ -118,7 +118,7 @@ class _Encrypted(Client):
         return self._fresh.context()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # The library would go on in plain text, and say its password, to whoever asks for that.
+        # The library would go on in plain text, with its password, if the server asks for that.
         if initial_connection and not info.get("tls_required"):
             text = f"nats: {NOT_ENCRYPTED}"
             raise errors.Error(text)
@@ -135,9 +135,12 @@ class _Encrypted(Client):
         stream = transport._io_writer.transport
         transport._io_reader.set_transport(stream)
         stream.get_protocol()._over_ssl = True
+        # One record for what goes out together, where the library would have one for each piece.
+        writer = transport._io_writer
+        transport.writelines = lambda pieces: writer.write(b"".join(pieces))
 
     def _drop(self) -> None:
-        """Forget the socket: the library waits for ever for the end of one that failed to encrypt."""
+        """Forget the socket: the library waits for ever for one that failed to encrypt to end."""
         transport: Any = self._transport
         if transport is not None and transport._io_writer is not None:
             transport._io_writer.transport.abort()

@@ -40,6 +40,8 @@ HEALTHY_WITHIN_S = 30.0
 """Recovering a store of many gigabytes takes seconds; an empty one is up in 50 ms."""
 STOP_WITHIN_S = 10.0
 PROBE_EVERY_S = 0.02
+ANY_PORT = -1
+"""For the page of a server's health: any that is free, told in a file beside the store."""
 CONTROL_LINE_BYTES_MAX = 16 * KIB
 """Of a login with a token, which has all rights in it: those of a gateway are over 3 KiB."""
 FETCHED_WITHIN_MS = 500
@@ -80,7 +82,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """What a server of a cluster knows of the others: `routes` are the addresses of all of them.
 
     Each is at the same `port`, or names another one, as `10.0.0.1:6223` and `[fd00::1]:6223` do.
-    `monitor_port` answers on the server's own loopback whether it is well.
+    `monitor_port` answers on the server's own loopback whether it is well; ANY_PORT: any port.
     """
 
     port: int
@@ -156,7 +158,7 @@ jetstream {{
 # The client library reads the older form of acknowledgement subjects only.
 feature_flags {{ js_ack_fc_v2: false }}
 {_operator_text(operator) if operator else _accounts_text(accounts)}
-{_cluster_text(cluster, tls) if cluster else _alone_text(store_dir)}"""
+{_cluster_text(cluster, tls, store_dir) if cluster else _alone_text(store_dir)}"""
 
 
 def _with_port(route: str, port: int) -> str:
@@ -182,12 +184,14 @@ ports_file_dir: {json.dumps(str(store_dir.parent))}
 """
 
 
-def _cluster_text(cluster: Membership, tls: TlsFiles | None) -> str:
+def _cluster_text(cluster: Membership, tls: TlsFiles | None, store_dir: Path) -> str:
+    monitor = f'http: "127.0.0.1:{cluster.monitor_port}"\n'
+    if cluster.monitor_port == ANY_PORT:
+        monitor = _alone_text(store_dir)
     login = f"{cluster.user}:{cluster.password}"
     routes = [f"nats-route://{login}@{_with_port(route, cluster.port)}" for route in cluster.routes]
     return f"""\
-http: {json.dumps(f"127.0.0.1:{cluster.monitor_port}")}
-cluster {{
+{monitor}cluster {{
   name: skep
   listen: {json.dumps(host_port(cluster.host, cluster.port))}
 {_tls_text(tls, "  ")}\

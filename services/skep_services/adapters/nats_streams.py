@@ -73,6 +73,8 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: Duration
     deny_delete: bool = True
     """No single message can ever be taken out. The server never gives this up again."""
+    latest_only: bool = False
+    """Of each subject only the latest message is kept."""
 
     def config(self, replicas: int) -> dict[str, Any]:
         """Return the configuration as JetStream takes it."""
@@ -89,9 +91,13 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
             "max_msg_size": self.message_max,
             "duplicate_window": self.duplicates,
             "num_replicas": replicas,
+            **({"max_msgs_per_subject": 1} if self.latest_only else {}),
         }
 
 
+SECRET_BYTES_MAX = GIB
+"""Ten thousand secrets of their largest size."""
+SECRET_MESSAGE_MAX = 64 * KIB
 KEPT_BYTES_MAX = 4 * GIB
 """Two snapshots of each service, of ten million keys each."""
 
@@ -128,12 +134,21 @@ STREAM_PLANS = (
         bytes_max=KEPT_BYTES_MAX,
         duplicates=FACT_DUPLICATES,
     ),
+    StreamPlan(
+        name=subjects.SECRETS,
+        subjects=subjects.SECRET_SUBJECTS,
+        message_max=SECRET_MESSAGE_MAX,
+        bytes_max=SECRET_BYTES_MAX,
+        duplicates=FACT_DUPLICATES,
+        deny_delete=False,
+        latest_only=True,
+    ),
 )
 
 STORE_BYTES_MIN = sum(plan.bytes_max for plan in STREAM_PLANS)
 """What the server's `max_file` must allow, because it reserves each stream's limit."""
 
-assert {plan.name for plan in STREAM_PLANS} == {*subjects.STREAMS, subjects.KEPT}
+assert {plan.name for plan in STREAM_PLANS} == {*subjects.STREAMS, subjects.KEPT, subjects.SECRETS}
 
 
 class DriftedStreamError(Exception):

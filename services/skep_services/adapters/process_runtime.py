@@ -85,6 +85,7 @@ class ProcessRuntime:
     def __init__(
         self, state: Path, idle_s: float = IDLE_SECONDS, interpreter: Sequence[str] = INTERPRETER
     ) -> None:
+        self._name = f"the runner of {state}"
         self._state = state
         self._idle_s = idle_s
         self._interpreter = interpreter
@@ -113,7 +114,15 @@ class ProcessRuntime:
         assert plan.argv, f"run {plan.token} has no command"
         token_fits = plan.token.isascii() and len(plan.token) <= runner.TOKEN_CHARS_MAX
         assert token_fits, f"token {plan.token!r}: ASCII, {runner.TOKEN_CHARS_MAX} characters"
-        asked = {
+        answer = await self._ask({"do": "start", "plan": self._asked(plan)})
+        if "not_started" in answer:
+            at_node = answer.get("fault") == "node"
+            return RunNotStarted(plan.token, answer["not_started"], of_node=at_node)
+        return _started(answer["started"])
+
+    def _asked(self, plan: RunPlan) -> dict[str, Any]:
+        """Return a plan as the runner takes it."""
+        return {
             "token": plan.token,
             "argv": plan.argv,
             "env": dict(plan.env),
@@ -122,11 +131,6 @@ class ProcessRuntime:
             "log_bytes_max": plan.log_bytes_max,
             "script": plan.script,
         }
-        answer = await self._ask({"do": "start", "plan": asked})
-        if "not_started" in answer:
-            at_node = answer.get("fault") == "node"
-            return RunNotStarted(plan.token, answer["not_started"], of_node=at_node)
-        return _started(answer["started"])
 
     async def stop(self, token: str, grace_s: float) -> None:
         await self._ask({"do": "stop", "token": token, "grace_s": grace_s})
@@ -206,7 +210,7 @@ class ProcessRuntime:
         try:
             await self._stay_connected(reader)
         except Exception as error:
-            log.exception("the runner of %s is lost", self._state)
+            log.exception("%s is lost", self._name)
             self._lost = error
             for _, future in self._pending.values():
                 if not future.done():
@@ -217,11 +221,11 @@ class ProcessRuntime:
         connected_at = time.monotonic()
         while not await self._listen(reader, _SHUTDOWN):
             await self._disconnect()
-            log.warning("the runner of %s is gone; starting another", self._state)
+            log.warning("%s is gone; starting another", self._name)
             short = time.monotonic() - connected_at < SHORT_LIFE_SECONDS
             short_lives = short_lives + 1 if short else 0
             if short_lives > SHORT_LIVES_MAX:
-                text = f"the runner of {self._state} dies again and again: {self._complaint()}"
+                text = f"{self._name} dies again and again: {self._complaint()}"
                 raise RunnerLostError(text)
             reader = await self._connect()
             connected_at = time.monotonic()
@@ -261,7 +265,7 @@ class ProcessRuntime:
             if attempt > 0:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, CONNECT_PAUSE_SECONDS_MAX)
-        text = f"the runner of {self._state} starts but cannot be reached: {self._complaint()}"
+        text = f"{self._name} starts but cannot be reached: {self._complaint()}"
         raise RunnerLostError(text)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -303,13 +307,13 @@ class ProcessRuntime:
                 start_new_session=True,
             )
         except OSError as error:
-            text = f"the runner of {self._state} cannot be started: {error}"
+            text = f"{self._name} cannot be started: {error}"
             raise RunnerLostError(text) from error
         try:
             async with asyncio.timeout(LAUNCH_SECONDS_MAX):
                 _, complaint = await process.communicate()
         except TimeoutError as error:
-            text = f"the runner of {self._state} did not start within {LAUNCH_SECONDS_MAX:.0f} s"
+            text = f"{self._name} did not start within {LAUNCH_SECONDS_MAX:.0f} s"
             raise RunnerLostError(text) from error
         finally:
             if process.returncode is None:
@@ -317,7 +321,7 @@ class ProcessRuntime:
                 await process.communicate()
         if process.returncode != 0:
             said = complaint.decode(errors="replace")[-COMPLAINT_BYTES:].strip()
-            text = f"the runner of {self._state} does not start: {said}"
+            text = f"{self._name} does not start: {said}"
             raise RunnerLostError(text)
 
     async def _disconnect(self) -> None:
@@ -354,7 +358,8 @@ def _run(run: dict[str, Any]) -> RunStarted | RunExited:
 
 def _started(run: dict[str, Any]) -> RunStarted:
     frozen = bool(run.get("frozen", False))
-    return RunStarted(run["token"], run["pid"], run["ticks"], Instant(run["at"]), frozen)
+    uid = run.get("uid", -1)
+    return RunStarted(run["token"], run["pid"], run["ticks"], Instant(run["at"]), frozen, uid)
 
 
 def _exited(run: dict[str, Any]) -> RunExited:

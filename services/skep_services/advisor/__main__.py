@@ -7,6 +7,7 @@ from typing import Any
 
 from skep.machines.advisor import AdvisorMachine
 from skep.wire import subjects
+from skep.wire.changes import JobPrioritised
 from skep.wire.facts import (
     CellsSet,
     EpochBegan,
@@ -29,6 +30,7 @@ from skep_services.shell import Follow
 
 FACTS = (
     JobQueued,
+    JobPrioritised,
     JobBound,
     JobRequeued,
     JobEnded,

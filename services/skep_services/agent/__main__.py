@@ -21,6 +21,9 @@ from skep_services.adapters.devices import DeviceError, Devices, host_memory, op
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.driver_checkpoint import open_checkpoint
 from skep_services.adapters.journal import JournalFactLog
+from skep_services.adapters.launcher_runtime import VARIABLE as LAUNCHER
+from skep_services.adapters.launcher_runtime import Launcher, LauncherRuntime
+from skep_services.adapters.launcher_runtime import find as find_launcher
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
@@ -130,6 +133,24 @@ async def watch_devices(devices: Devices, shell: Any, log: Any) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
+async def _launcher(chosen: Settings, log: Any) -> Launcher | None:
+    """Return the launcher that starts this node's jobs; None: they run as the agent's own user.
+
+    Raises:
+        ConfigurationError: One is named and does not answer, or cannot go with other settings.
+    """
+    named = chosen.environment.get(LAUNCHER, "")
+    if not named:
+        return None
+    if chosen.environment.get("SKEP_DEVICE") == "fake":
+        text = f"SKEP_DEVICE is 'fake': accounts share no fake device; unset {LAUNCHER}"
+        raise ConfigurationError(text)
+    found = await find_launcher(Path(named))
+    for feature, why in found.lacks.items():
+        log.warning("jobs are not kept apart in every way", feature=feature, why=why)
+    return found
+
+
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled; the jobs go on without the agent.
 
@@ -141,11 +162,15 @@ async def main(chosen: Settings, log: Any) -> None:
     except DeviceError as error:
         raise ConfigurationError(str(error)) from error
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
+    launcher = await _launcher(chosen, log)
+    shown = launcher.folder if launcher else chosen.state
     machine = AgentMachine(inventory(chosen, devices))
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
     shared = checkpoints_dir(chosen.environment)
     container_folders(chosen.environment)
     driver, why = await open_checkpoint(chosen.environment, chosen.state, devices)
+    if launcher and driver is not None:
+        driver, why = None, "jobs have accounts of their own, and the driver serves its own only"
     if why:
         log.warning("the driver's checkpoint is not offered", why=why)
     machine.changes.abilities.evicts = driver is not None
@@ -154,9 +179,21 @@ async def main(chosen: Settings, log: Any) -> None:
     bus = await connect(chosen, fatal)
     home = chosen.environment.get("SKEP_HOME")  # It has the credentials, and the other nodes.
     hidden = [*([Path(home)] if home else []), *([shared] if shared else [])]
-    containers = DockerRuntime(chosen.state, hidden)
-    runtime = NodeRuntimes(ProcessRuntime(chosen.state), containers)
-    calls = AgentCalls(bus, runtime, devices, chosen.state, chosen.environment, fatal)
+    processes = LauncherRuntime(chosen.state, launcher.socket) if launcher else None
+    if launcher:
+        hidden.append(launcher.folder.parent)
+    containers = DockerRuntime(chosen.state, hidden, processes.prepare if processes else None)
+    runtime = NodeRuntimes(processes or ProcessRuntime(chosen.state), containers)
+    calls = AgentCalls(
+        bus,
+        runtime,
+        devices,
+        chosen.state,
+        chosen.environment,
+        fatal,
+        launcher=processes,
+        shared=shown,
+    )
     calls.driver = driver
     journal = AgentJournal(chosen.state / "journal", machine)
 
@@ -168,12 +205,12 @@ async def main(chosen: Settings, log: Any) -> None:
         return any(key[0] == job and part.over is None for key, part in machine.parts.items())
 
     watching: list[asyncio.Task[None]] = []
-    await bus.listen(subjects.logs(node), LogPieces(bus, chosen.state, lives).answer)
+    await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives).answer)
 
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
-        jobs = JobSocket(chosen.state, SystemClock(), shell.hear, calls.access)
+        jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()
         calls.sweep_checkpoints(job_lives)

@@ -20,12 +20,14 @@ from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
-from skep_services.agent.checkpoints import Checkpoints
+from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
 from skep_services.agent.runner_launch import not_written
+from skep_services.agent.secrets import JobSecrets
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
@@ -57,6 +59,9 @@ class AgentCalls:
         state: Path,
         inherited: Mapping[str, str],
         fatal: Callable[[Exception], None],
+        *,
+        launcher: LauncherRuntime | None = None,
+        shared: Path | None = None,
     ) -> None:
         """Take the ports.
 
@@ -67,18 +72,23 @@ class AgentCalls:
             state: The agent's state folder.
             inherited: The agent's environment.
             fatal: Takes last words: the agent has to end.
+            launcher: What executes processes as accounts of their own; it keeps their checkpoints.
+            shared: The folder that the agent shares with jobs then; else they see `state`.
         """
+        self._launcher, self.shared = launcher, shared or state
         self._bus, self._runtime, self._devices = bus, runtime, devices
         self._state, self._inherited, self._fatal = state, inherited, fatal
         self._outbox: asyncio.Queue[tuple[machine.PublishEvent, Answer]] = asyncio.Queue(OUTBOX_MAX)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sender: asyncio.Task[None] | None = None
         self._answer: Answer | None = None
-        self._checkpoints = Checkpoints(state, inherited)
+        self._checkpoints = Checkpoints(self.shared, inherited)
         self._stores = Stores()
-        self._mps = Mps(state, inherited)
+        self._mps = Mps(state, inherited, accounts=launcher is not None)
+        self._secrets = JobSecrets(bus, state)
         self.access = RankAccess(node_key(state))
         """Which processes may speak for the ranks that this starts and finds."""
+        self.access.any_account = launcher is not None
         self.driver: DriverCheckpoint | None = None
         """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
@@ -97,6 +107,9 @@ class AgentCalls:
         Args:
             lives: Says whether a job has processes here; what such a job has stored stays.
         """
+        if self._launcher is not None:
+            self._spawn(self._sweep_as_root(self._launcher))
+            return
         self._checkpoints.sweep(lives)
 
     async def close(self) -> None:
@@ -157,6 +170,7 @@ class AgentCalls:
 
     def _forget(self, command: machine.ForgetRun) -> None:
         self.access.gone(command.token)
+        self._secrets.forget(command.token)
         self._spawn(self._runtime.forget(command.token))
         if self.driver is not None:
             self.driver.forget(command.token)
@@ -181,11 +195,13 @@ class AgentCalls:
         return any(isinstance(run, RunStarted) for run in runs)
 
     async def _exited(self, run: RunExited) -> None:
+        self._secrets.forget(run.token)
         assert self._answer is not None
         await self._answer(run)
 
     async def _list(self, answer: Answer) -> None:
         runs = tuple(await self._runtime.runs())
+        self._secrets.keep_only(run.token for run in runs if isinstance(run, RunStarted))
         self.access.listed(run for run in runs if isinstance(run, RunStarted))
         await answer(machine.RunsListed(runs))
 
@@ -247,7 +263,8 @@ class AgentCalls:
         await answer(outcome)
 
     async def _started(self, command: machine.StartRank) -> RunStarted | RunNotStarted:
-        plan = run_plan(command, self._state, self._devices, self._inherited)
+        accounts = self._launcher is not None
+        plan = run_plan(command, self.shared, self._devices, self._inherited, accounts=accounts)
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
         plan = msgspec.structs.replace(
@@ -262,19 +279,31 @@ class AgentCalls:
             text = f"{machine.PORT_BUSY}port {command.command.master_port} is taken"
             return RunNotStarted(command.token, text)
         try:
-            self._checkpoints.provide(command.command.job, whole=command.command.nodes == 1)
+            whole = command.command.nodes == 1
+            self._checkpoints.provide(command.command.job, whole=whole, make=not accounts)
             if plan.image or command.command.python:
-                provide_job_library(self._state)
+                provide_job_library(self.shared)
         except OSError as error:
             return RunNotStarted(
                 command.token, *not_written(str(error.filename or self._state), error)
             )
+        # With a launcher, the process makes the files itself, with the rights of its account.
+        files: dict[str, bytes] | None = {} if accounts else None
+        secrets = await self._secrets.provide(command.command, command.token, files)
+        if isinstance(secrets, RunNotStarted):
+            return secrets
+        if files and plan.image:
+            text = "a container whose job has an account gets no `secret_files`: use `secrets`"
+            return RunNotStarted(command.token, text)
+        # Last: a value is in no plan that is looked at, only in that which the process gets.
+        plan = msgspec.structs.replace(plan, env={**plan.env, **secrets}, files=files or {})
         self.access.starting(command.token)
         outcome = await self._runtime.start(plan)
         if isinstance(outcome, RunStarted):
             self.access.began(outcome)
         else:
             self.access.gone(command.token)
+            self._secrets.forget(command.token)
         return outcome
 
     async def _publish_in_order(self) -> None:
@@ -287,8 +316,18 @@ class AgentCalls:
             await self._bus.publish(event.subject, payload, event.key, headers)
             ended = event.message
             if isinstance(ended, MemberExited) and ended.outcome is Outcome.SUCCEEDED:
-                await asyncio.to_thread(self._checkpoints.succeeded, ended.job)
+                await self._drop_checkpoints(ended.job)
             await answer(machine.Published(event.event))
+
+    async def _drop_checkpoints(self, job: str) -> None:
+        if self._launcher is None:
+            await asyncio.to_thread(self._checkpoints.succeeded, job)
+        elif self._checkpoints.forget(job):
+            await self._launcher.remove_checkpoints(job)
+
+    async def _sweep_as_root(self, launcher: LauncherRuntime) -> None:
+        for job in await launcher.sweep_checkpoints(KEEP_SECONDS):
+            log.info("checkpoints of %s are removed: none was written for long", job)
 
 
 def _to_nobody(message: Told) -> bool:

@@ -62,25 +62,30 @@ class Checkpoints:
         """Return the folder of a job."""
         return self._root / job
 
-    def provide(self, job: str, *, whole: bool = False) -> None:
+    def provide(self, job: str, *, whole: bool = False, make: bool = True) -> None:
         """Make the folder of a job.
 
         Args:
             job: The job's id.
             whole: All of the job runs on this node: its success then removes the folder.
+            make: It is not a launcher that makes it.
 
         Raises:
             OSError: The folder cannot be made.
         """
-        self.path(job).mkdir(mode=MODE, parents=True, exist_ok=True)
+        if make:
+            self.path(job).mkdir(mode=MODE, parents=True, exist_ok=True)
         if whole:
             self._whole[job] = None
 
     def succeeded(self, job: str) -> None:
         """Remove the folder of a job that needs no other attempt, if its end is known here."""
-        if job in self._whole:
-            del self._whole[job]
+        if self.forget(job):
             _remove(self.path(job))
+
+    def forget(self, job: str) -> bool:
+        """Return whether the folder of a job that succeeded is to be removed."""
+        return self._whole.pop(job, False) is None
 
     def sweep(self, lives: Callable[[str], bool]) -> list[str]:
         """Remove what was not written to for long.

@@ -43,6 +43,8 @@ INHERITED = (
     "COVERAGE_PROCESS_CONFIG",
 )
 """Variables of the agent that jobs see. Everything else, credentials above all, stays here."""
+OF_AN_ACCOUNT = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"})
+"""Those that are not the agent's to give where a job has an account of its own."""
 CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 """Those that containers see too: paths are the image's own."""
 CONTAINER_FOLDERS = "SKEP_CONTAINER_FOLDERS"
@@ -102,16 +104,24 @@ def container_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def run_plan(
-    start: StartRank, state: Path, devices: Devices, inherited: Mapping[str, str]
+    start: StartRank,
+    state: Path,
+    devices: Devices,
+    inherited: Mapping[str, str],
+    *,
+    accounts: bool = False,
 ) -> RunPlan:
     """Return the process to execute for one rank of a gang, or the container.
 
     Args:
         start: The rank, and the job's part on this node.
-        state: The agent's state folder.
+        state: The agent's state folder, or the one that it shares with jobs.
         devices: The node's devices.
         inherited: The agent's environment, of which a job sees only what does no harm.
+        accounts: A launcher gives the job an account, which has a home of its own.
     """
+    if accounts:
+        inherited = {name: inherited[name] for name in inherited if name not in OF_AN_ACCOUNT}
     command, plan = start.command, start.plan
     image, argv = command.image, tuple(command.argv)
     library: dict[str, str] = {}
@@ -146,14 +156,31 @@ def run_plan(
         },
         image=image,
         gpus=devices.names(plan.devices) if image else (),
-        workdir=command.workdir or (checkpoints if image else str(state)),
+        workdir=command.workdir or _usual_workdir(checkpoints if image else str(state), accounts),
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
         folders=(checkpoints, *container_folders(inherited)),
         folders_to_read=(str(job_library_path(state)), str(socket_path(state).parent)),
         python_path=python_path,
+        job=command.job,
+        owner=command.owner,
+        vc=command.vc,
+        device_nodes=devices.nodes(plan.devices),
+        checkpoints=checkpoints,
+        meets=_meets(command),
     )
+
+
+def _meets(command: BindJob) -> bool:
+    """Return whether other processes connect to those of a part, or may come to do so."""
+    gang = command.distributed or command.world > 1 or bool(command.joins)
+    return gang or bool(command.awaits or command.servers)
+
+
+def _usual_workdir(folder: str, accounts: bool) -> str:
+    """Return where a job begins that names no place: a launcher knows the account's home."""
+    return "" if accounts else folder
 
 
 def _first_in_python_path(folder: str, command: BindJob) -> dict[str, str]:
@@ -203,6 +230,9 @@ def provide_job_library(state: Path) -> None:
             target = copy / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+            target.chmod(0o644)
+        for folder_made in (copy, *(each for each in copy.rglob("*") if each.is_dir())):
+            folder_made.chmod(0o755)  # For any account, and under any umask.
         copy.rename(wanted)
 
 

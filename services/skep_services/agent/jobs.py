@@ -175,7 +175,7 @@ class JobSocket:
         """Prepare to listen.
 
         Args:
-            state: The agent's state folder.
+            state: The agent's state folder, or the folder that it shares with jobs.
             clock: The time, also of what jobs say.
             put: Takes the events.
             access: Knows which process may speak for which rank.
@@ -197,8 +197,9 @@ class JobSocket:
         """
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         self._path.unlink(missing_ok=True)
-        self._earlier.unlink(missing_ok=True)
-        self._earlier.symlink_to(self._path.relative_to(self._earlier.parent))
+        if not self._access.any_account:
+            self._earlier.unlink(missing_ok=True)
+            self._earlier.symlink_to(self._path.relative_to(self._earlier.parent))
         folder = os.open(self._path.parent, os.O_PATH)
         try:
             # The address of a Unix socket holds 107 bytes; a short name for the folder always fits.
@@ -206,7 +207,8 @@ class JobSocket:
             self._server = await asyncio.start_unix_server(self._serve, short)
         finally:
             os.close(folder)
-        self._path.chmod(0o600)
+        # Accounts are told apart by what the kernel says of a connection, and by secrets.
+        self._path.chmod(0o666 if self._access.any_account else 0o600)
 
     async def close(self) -> None:
         """Stop listening, and hang up."""
@@ -241,16 +243,18 @@ class JobSocket:
         self._serving[id(task)] = task
         peer = peer_of(writer.get_extra_info("socket"))
         run = self._access.run_of(peer)
+        # What is of no known run counts with its user, so that one cannot take the others' places.
+        seat = run or (f"user {peer.uid}" if self._access.any_account else "")
         most = CONNECTIONS_PER_RANK_MAX if run else STRANGERS_MAX
         try:
             if not self._access.lets_in(peer):
-                why = f"process {peer.pid} is of user {peer.uid}, not the agent's"
-                self._refuse(writer, why)
-            elif self._open.get(run, 0) >= most:
+                whose = "and no run here is" if self._access.any_account else "not the agent's"
+                self._refuse(writer, f"process {peer.pid} is of user {peer.uid}, {whose}")
+            elif self._open.get(seat, 0) >= most:
                 whose = f"run {run} has" if run else "processes of no known run have"
                 self._refuse(writer, f"{whose} {most} connections already")
             else:
-                await self._listen(reader, writer, peer, run)
+                await self._listen(reader, writer, peer, seat)
         except asyncio.CancelledError:
             pass  # The agent ends. The server would log it as an error of this connection.
         finally:

@@ -52,12 +52,15 @@ def _folder(state: Path) -> Path:
 class Mps:
     """The control daemon of one agent. `open` before use, `close` after."""
 
-    def __init__(self, state: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, state: Path, environment: Mapping[str, str], *, accounts: bool = False
+    ) -> None:
         """Read the settings.
 
         Args:
             state: The agent's state folder.
             environment: The agent's environment.
+            accounts: Jobs have accounts of their own.
 
         Raises:
             ConfigurationError: The setting is there, and neither `on` nor `off`.
@@ -72,6 +75,8 @@ class Mps:
         device = environment.get("SKEP_DEVICE", "cpu")
         if self.wanted and device != "cuda":
             self.trouble = f"the devices of this node are {device}, not cuda"
+        if self.wanted and accounts:
+            self.trouble = "jobs have accounts of their own, and one MPS server serves one account"
         self._search = environment.get("PATH", "")
         self._program = ""
         self._folder = _folder(state)

@@ -6,9 +6,10 @@ rank that outlives its agent is known to the next one. The second is that the pr
 the run: the kernel names the process that connected (SO_PEERCRED), and it, or one of the processes
 above it, must be the main process of the run or be in that process's session.
 
-Jobs of one node run as the same user as the agent. A hostile one that is no container can therefore
-read the key and other jobs' environments, but it cannot become a descendant of another job's main
-process.
+Without a launcher, jobs of one node run as the same user as the agent. A hostile one that is no
+container can therefore read the key and other jobs' environments, but it cannot become a descendant
+of another job's main process. With one, each run has an account, and a process that speaks for it
+must have that account too.
 
 Where the agent runs in a container of its own, the processes of other containers have no number
 here. A run whose main process cannot be seen from here is then known by its secret alone.
@@ -85,6 +86,8 @@ class RankAccess:
         """
         self._key = key
         self._uids = (os.geteuid() if uid is None else uid, 0)
+        self.any_account = False
+        """Whether runs have accounts of their own: then a user is known only once its run is."""
         self._mains: dict[str, RunStarted] = {}
         self._tokens: dict[int, str] = {}  # by the main process's pid
         self._starting: dict[str, asyncio.Event] = {}
@@ -127,7 +130,12 @@ class RankAccess:
 
     def lets_in(self, peer: Peer) -> bool:
         """Return whether processes of this user may connect at all."""
-        return peer.uid in self._uids
+        if peer.uid in self._uids:
+            return True
+        if not self.any_account:
+            return False
+        soon = bool(self._starting) or not self._listed.is_set()
+        return soon or any(run.uid == peer.uid for run in self._mains.values())
 
     def run_of(self, peer: Peer) -> str:
         """Return the run whose main process is this process or above it, else an empty text."""
@@ -163,6 +171,9 @@ class RankAccess:
             return f"{SECRET_VARIABLE} is not the secret of run {token}"
         if token not in self._mains:
             return f"run {token} does not live on this node"
+        uid = self._mains[token].uid
+        if uid >= 0 and peer.uid != uid:
+            return f"process {peer.pid} is of user {peer.uid}, and run {token} of user {uid}"
         if peer.pid == 0 and not self._sees(token):
             return ""
         if self.run_of(peer) != token:

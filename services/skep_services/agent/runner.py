@@ -85,8 +85,9 @@ NICE = -10
 class Client:
     """One connection; `ask` receives each message."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self.connection = connection
+        self.bytes_max = bytes_max
         self.inbox = bytearray()
         self.outbox = bytearray()
         self.gone = False
@@ -107,7 +108,8 @@ class Client:
         if self.gone or len(self.inbox) < LENGTH.size:
             return None
         (size,) = LENGTH.unpack_from(self.inbox)
-        if size > MESSAGE_BYTES_MAX:
+        if size > self.bytes_max:
+            complain(f"refused: a message of {size} bytes: at most {self.bytes_max} are read")
             self.gone = True
             return None
         end = LENGTH.size + size
@@ -143,6 +145,9 @@ class Client:
 
 class Server:
     """Carries requests to the holder, and its news to the clients, until there is no need."""
+
+    message_bytes_max = MESSAGE_BYTES_MAX
+    socket_name = "runner.sock"
 
     def __init__(self, listener: socket.socket, holder: Holder, idle_seconds: float) -> None:
         self.holder = holder
@@ -215,7 +220,7 @@ class Server:
             connection.close()
             return
         connection.setblocking(False)
-        client = Client(connection)
+        client = Client(connection, self.message_bytes_max)
         self._clients.append(client)
         self._watch(connection, lambda: self._moved(client))
 
@@ -226,15 +231,19 @@ class Server:
         """
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         pid, uid, _ = PEER.unpack(credentials)
-        if uid in (os.geteuid(), 0) and proc.is_here(pid) and not self.holder.is_of_a_run(pid):
+        if self._may_ask(pid, uid):
             return True
         now = time.monotonic()
         if now >= self._complain_at:
             self._complain_at = now + COMPLAIN_EVERY_SECONDS
             peer = f"process {pid} of user {uid} ({proc.command_line(pid)})"
-            sys.stderr.write(f"runner.sock: refused: {peer} is no agent\n")
-            sys.stderr.flush()
+            complain(f"{self.socket_name}: refused: {peer} is no agent")
         return False
+
+    def _may_ask(self, pid: int, uid: int) -> bool:
+        if uid not in (os.geteuid(), 0):
+            return False
+        return proc.is_here(pid) and not self.holder.is_of_a_run(pid)
 
     def _moved(self, client: Client) -> None:
         client.read()
@@ -245,14 +254,17 @@ class Server:
         self.holder.adopted_ended(pidfd)
 
     def _signalled(self) -> None:
-        numbers = self._signals.recv(4096)
+        self.heard(self._signals.recv(4096))
+        self.holder.reap()
+
+    def heard(self, numbers: bytes) -> None:
+        """Act on signals."""
         if signal.SIGTERM in numbers:
             self.draining = True
             if not os.path.exists(os.path.join(self.holder.state, "runner.sock")):
                 # Its folder was deleted: no agent can ever come for what runs here, or end it.
                 for token in list(self.holder.live):
                     self.holder.stop(token, LOST_GRACE_SECONDS)
-        self.holder.reap()
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -314,6 +326,12 @@ class Server:
                 self._selector.modify(client.connection, events, key.data)
 
 
+def complain(text: str) -> None:
+    """Leave a word for people in the log."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
 # --- becoming a runner ----------------------------------------------------------------------------
 
 
@@ -331,7 +349,7 @@ def main(arguments: list[str]) -> int:
         return 0
     listener = _listen(state)
     _detach(state)
-    _prepare()
+    prepare()
     server = Server(listener, Holder(state), idle_seconds)
     server.run()
     try:
@@ -379,7 +397,7 @@ def _detach(state: str) -> None:
     os.chdir("/")
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Take what children inherit back to its defaults, and become their reaper.
 
     Raises:

@@ -28,7 +28,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from skep_services.agent import proc, runner_freeze
-from skep_services.agent.runner_launch import NotStarted, launch, not_written, script_trouble
+from skep_services.agent.runner_enclosure import Enclosure
+from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
 
@@ -109,22 +110,26 @@ class Orphan:
 class Holder:
     """Every run of the node whose state folder is `state`.
 
-    Must live in a single-threaded subreaper that starts no other processes. `ends` collects the
-    ends to be told; `watched` maps pidfds to adopted runs: call `adopted_ended` once one is
-    readable.
+    Must live in a single-threaded subreaper that starts no other processes than those that it
+    names in `helpers`. `ends` collects the ends to be told; `watched` maps pidfds to adopted runs:
+    call `adopted_ended` once one is readable. What keeps runs apart is the `enclosure`'s matter.
     """
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, enclosure: Enclosure | None = None) -> None:
         self.state = state
+        self.enclosure = enclosure or Enclosure()
         self.ends: list[dict[str, Any]] = []
         self.live: dict[str, Run] = {}
         self.watched: dict[int, Run] = {}
+        self.helpers: dict[int, bool] = {}
+        """Children that are of no run, by pid; one that ends is taken out."""
+        self.enclosure.helpers = self.helpers
         self._pid = os.getpid()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._record = Record(os.path.join(state, "runner.jsonl"), proc.boot_id())
         self._mains: dict[int, Run] = {}
         self._orphans: dict[int, Orphan] = {}
-        self._marks: dict[int, Run] = {}
+        self.marks: dict[int, Run] = {}
         self._strays_due = False
         self._logs_at = 0.0
         self._adopt()
@@ -148,12 +153,16 @@ class Holder:
         if len(self._record.runs) >= RUNS_MAX:
             text = f"this node already remembers {RUNS_MAX} runs: forget some"
             return _not_started(NotStarted(text, of_node=True))
+        about = self.enclosure.admit(plan)
+        if isinstance(about, NotStarted):
+            return _not_started(about)
         try:
-            log = RunLog(plan["log_path"], plan["log_bytes_max"])
+            log = self.enclosure.open_log(plan["log_path"], plan["log_bytes_max"], about)
         except OSError as error:
             return _not_started(not_written(f"log {plan['log_path']}", error))
         try:
-            known = self._record.began(token, proc.random_mark(), log.path, log.bytes_max)
+            mark = self.enclosure.new_mark()
+            known = self._record.began(token, mark, log.path, log.bytes_max, about)
         except OSError as error:
             log.close()
             return _not_started(not_written(error.filename or self.state, error))
@@ -164,6 +173,7 @@ class Holder:
         if isinstance(outcome, NotStarted):
             log.close()
             self._note(self._record.not_started, token)
+            self.enclosure.ended(known)
             return _not_started(outcome)
         ticks = proc.start_ticks(outcome)
         assert ticks is not None, "a child that was not waited for has an entry in /proc"
@@ -203,7 +213,8 @@ class Holder:
             return ""
         self.reap()
         known = run.known
-        group = known.group or runner_freeze.group_for(known.mark)
+        group = self.enclosure.group(known) or known.group
+        group = group or runner_freeze.group_for(known.mark)
         try:
             self._record.frozen(known, group)
         except OSError as error:
@@ -273,6 +284,8 @@ class Holder:
             if pid == 0:
                 break
             run = self._mains.pop(pid, None)
+            if self.helpers.pop(pid, False):
+                continue
             if run is None:
                 self._orphans.pop(pid, None)
                 orphans = True
@@ -315,6 +328,19 @@ class Holder:
             for run in self.live.values():
                 flood = _check_log(run) or flood
             self._logs_at = at + (LOG_CHECK_FLOOD_SECONDS if flood else LOG_CHECK_SECONDS)
+            for token, why in self.enclosure.overdrawn():
+                self._end(token, why, at)
+
+    def _end(self, token: str, why: str, at: float) -> None:
+        """End a run that uses more than it may: by a signal, and as its own fault."""
+        run = self.live.get(token)
+        if run is None or run.kill_at < math.inf:
+            return
+        if run.log is not None:
+            run.log.say(why)
+        run.kill_at = at + LEFTOVER_GRACE_SECONDS
+        _terminate(self._members(run))
+        self._look(run, at)
 
     # --- the end of a run ---------------------------------------------------------------------
 
@@ -341,12 +367,13 @@ class Holder:
     def _finish(self, run: Run) -> None:
         known = run.known
         del self.live[known.token]
-        del self._marks[known.mark]
+        del self.marks[known.mark]
         if run.log is not None:
             _check_log(run)
             run.log.close()
         if known.group:
             runner_freeze.remove(known.group)
+        self.enclosure.ended(known)
         self._note(
             self._record.exited, known, run.code, len(run.leftovers), time.time_ns(), run.left
         )
@@ -359,6 +386,8 @@ class Holder:
         fork, so that even processes which do nothing but fork and leave their session are caught
         up with.
         """
+        if self._kill_enclosed(run):
+            return True
         frozen: dict[int, proc.Process] = {}
         until = time.monotonic() + KILL_SECONDS_MAX
         _outrun(begin=True)
@@ -377,6 +406,15 @@ class Holder:
         _outrun(begin=False)
         run.killed.update(dict.fromkeys(fresh_ids, True))
         return bool(fresh_ids)
+
+    def _kill_enclosed(self, run: Run) -> bool:
+        """Kill a tree at once where its enclosure can; return whether it can."""
+        inside = self.enclosure.inside(run.known)
+        if inside is None or not self.enclosure.kill(run.known):
+            return False
+        if run.main_gone:
+            run.leave([one for pid in inside if (one := proc.process(pid)) is not None])
+        return True
 
     def _freeze_orphans(self, run: Run, frozen: dict[int, proc.Process]) -> bool:
         """Freeze children of the runner the moment they are found; return whether there were any.
@@ -398,10 +436,16 @@ class Holder:
 
     def _remains(self, run: Run) -> bool:
         """Tell whether anything is left of a run whose main process is gone."""
+        inside = self.enclosure.inside(run.known)
+        if inside is not None:
+            return any(proc.process(pid) for pid in inside)
         return bool(self._orphans_of(run) if run.own else self._members(run))
 
     def _members(self, run: Run) -> list[proc.Process]:
         """Return the living processes of a run's tree."""
+        inside = self.enclosure.inside(run.known)
+        if inside is not None:
+            return [one for pid in inside if (one := proc.process(pid)) is not None]
         orphans = self._orphans_of(run) if run.own else []
         everything = proc.processes()
         everything.pop(self._pid, None)
@@ -422,7 +466,7 @@ class Holder:
     def _children(self) -> Iterator[proc.Process]:
         """Yield the living children that are no main processes."""
         for pid in proc.children(self._pid):
-            if pid not in self._mains:
+            if pid not in self._mains and pid not in self.helpers:
                 one = proc.process(pid)
                 if one is not None:
                     yield one
@@ -446,9 +490,9 @@ class Holder:
         return orphan.run
 
     def _owner_by_signs(self, one: proc.Process) -> Run | None:
-        mark = proc.mark(one.pid)
-        if mark is not None and mark in self._marks:
-            return self._marks[mark]
+        mark = self.enclosure.mark_of(one.pid)
+        if mark is not None and mark in self.marks:
+            return self.marks[mark]
         main = self._mains.get(one.sid)
         if main is not None:
             return main
@@ -460,6 +504,8 @@ class Holder:
         return mark == known.mark or (mark is None and self._token(pid) == known.token)
 
     def _token(self, pid: int) -> str | None:
+        if not self.enclosure.trusts_environments:
+            return None
         environ = proc.environ(pid)
         if environ.get(proc.NODE_VARIABLE.encode()) != os.fsencode(self.state):
             return None
@@ -469,17 +515,13 @@ class Holder:
 
     def _add(self, run: Run) -> None:
         self.live[run.known.token] = run
-        self._marks[run.known.mark] = run
+        self.marks[run.known.mark] = run
 
     def _launch(self, plan: dict[str, Any], known: Known, log: RunLog) -> int | NotStarted:
-        trouble = script_trouble(plan["script"], plan["workdir"])
-        if trouble is not None:
-            return NotStarted(trouble)
         env = {**plan["env"], proc.RUN_VARIABLE: plan["token"], proc.NODE_VARIABLE: self.state}
         output = log.open_for_process()
         try:
-            with proc.marked(known.mark):
-                return launch(plan["argv"], env, plan["workdir"], self._null, output)
+            return self.enclosure.launch({**plan, "env": env}, known, self._null, output)
         finally:
             os.close(output)
 
@@ -492,7 +534,8 @@ class Holder:
         numbers = {known.mark: token for token, known in self._record.runs.items()}
         marked: dict[str, list[proc.Process]] = {}
         for one in proc.processes().values():
-            token = numbers.get(proc.mark(one.pid) or 0) or self._token(one.pid)
+            mark = self.enclosure.mark_of(one.pid) or 0
+            token = numbers.get(mark) or self._token(one.pid)
             if token is not None and one.pid != self._pid:
                 marked.setdefault(token, []).append(one)
         for token, found in marked.items():
@@ -506,9 +549,14 @@ class Holder:
                     self._record.started(known, main.pid, main.ticks, time.time_ns())
         for token, known in self._record.runs.items():
             if known.ended_at == 0:
-                run = Run(known, own=False)
+                own = _is_child(known)
+                run = Run(known, own=own)
                 self._add(run)
-                if not self._watch(run):
+                self.enclosure.adopted(known)
+                if own:
+                    self._mains[known.pid] = run
+                    run.log = _log_again(self.enclosure, known)
+                elif not self._watch(run):
                     run.main_gone = True
                     run.look_at = DUE
             elif token in marked:
@@ -527,10 +575,7 @@ class Holder:
         if main is None or main.ticks != known.ticks:
             os.close(pidfd)
             return False
-        try:
-            run.log = RunLog(known.log, known.log_bytes_max)
-        except OSError as error:
-            _complain(f"log {known.log} cannot be kept within its bound: {error}")
+        run.log = _log_again(self.enclosure, known)
         self.watched[pidfd] = run
         return True
 
@@ -546,8 +591,32 @@ class Holder:
             _complain(f"the record cannot be written: {error}")
 
 
+def _is_child(known: Known) -> bool:
+    """Return whether the main process of a run is this process's, dead or alive.
+
+    It is where a runner has executed another one in its own place.
+    """
+    if known.pid == 0 or proc.start_ticks(known.pid) != known.ticks:
+        return False
+    try:
+        os.waitid(os.P_PID, known.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _log_again(enclosure: Enclosure, known: Known) -> RunLog | None:
+    """Return the log of a run that an earlier runner began."""
+    try:
+        return enclosure.open_log(known.log, known.log_bytes_max, known.about)
+    except OSError as error:
+        _complain(f"log {known.log} cannot be kept within its bound: {error}")
+        return None
+
+
 def _started(known: Known) -> dict[str, Any]:
-    return {"token": known.token, "pid": known.pid, "ticks": known.ticks, "at": known.at}
+    uid = {"uid": known.about["uid"]} if "uid" in known.about else {}
+    return {"token": known.token, "pid": known.pid, "ticks": known.ticks, "at": known.at, **uid}
 
 
 def _not_started(why: NotStarted) -> dict[str, Any]:

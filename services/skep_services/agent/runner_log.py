@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 LOG_TAIL_BYTES = 64 * 1024
 """What is kept of the end: a Python traceback with its context fits many times over."""
@@ -32,20 +33,25 @@ class RunLog:
     Args:
         path: The file; it is created with its folders.
         bytes_max: The bound (bytes); at least LOG_BYTES_MIN holds.
+        opened: Opens the file with some flags, appending and made if need be, instead of this
+            process's own rights.
 
     Raises:
         OSError: The file cannot be created, or something else is in its place.
     """
 
-    def __init__(self, path: str, bytes_max: int) -> None:
+    def __init__(
+        self, path: str, bytes_max: int, opened: Callable[[str, int], int] | None = None
+    ) -> None:
         self.path = path
         self.bytes_max = max(bytes_max, LOG_BYTES_MIN)
         self.bytes_dropped = 0
-        self._file = _open(path, os.O_RDWR)
+        self._open = opened or _open
+        self._file = self._open(path, os.O_RDWR)
 
     def open_for_process(self) -> int:
         """Return a descriptor that appends, to become a process's stdout and stderr."""
-        return _open(self.path, os.O_WRONLY)
+        return self._open(self.path, os.O_WRONLY)
 
     def check(self) -> bool:
         """Cut the file if it is larger than its bound; return whether it was."""
@@ -68,6 +74,10 @@ class RunLog:
         # One write, so that no line of the processes gets between the note and the tail.
         os.write(self._file, note.encode() + tail)
         return True
+
+    def say(self, text: str) -> None:
+        """Append a line of Skep's own."""
+        os.write(self._file, f"\n[skep] {text}\n".encode())
 
     def close(self) -> None:
         """Let go of the file. Idempotent."""

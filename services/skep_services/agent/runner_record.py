@@ -1,7 +1,8 @@
 """What the runner remembers across its own death: starts and ends of runs, one JSON line each.
 
     {"boot": ID}                                    the runs below were started in this boot
-    {"began": TOKEN, "mark": N, "log": PATH, "log_bytes_max": N}    written before it is executed
+    {"began": TOKEN, "mark": N, "log": PATH, "log_bytes_max": N, "about": {}}    written before it
+                                                    is executed
     {"started": TOKEN, "pid": N, "ticks": N, "at": NS}
     {"not_started": TOKEN}                          it could not be executed: it may be tried again
     {"frozen": TOKEN, "group": PATH or ""} {"thawed": TOKEN}    written before it is done
@@ -18,7 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LINES_SPARE_MAX = 4096
@@ -34,9 +35,17 @@ class Known:
     `mark` is the number its processes carry (see `proc.marked`). `asked`: it was told to end before
     its main process had; after the runner's death that is known only of what had ended by then.
     `group` is the control group that its tree was put into, if any; it stays in it when thawed.
+    `about` is what its enclosure has to know of it later.
     """
 
-    def __init__(self, token: str, mark: int, log: str, log_bytes_max: int) -> None:
+    def __init__(
+        self,
+        token: str,
+        mark: int,
+        log: str,
+        log_bytes_max: int,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         self.token = token
         self.mark = mark
         self.log = log
@@ -51,6 +60,7 @@ class Known:
         self.frozen = False
         self.group = ""
         self.left: list[str] = []
+        self.about = dict(about or {})
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines that make this run."""
@@ -61,6 +71,7 @@ class Known:
                 "mark": self.mark,
                 "log": self.log,
                 "log_bytes_max": self.log_bytes_max,
+                **({"about": self.about} if self.about else {}),
             }
         ]
         if self.pid:
@@ -107,7 +118,14 @@ class Record:
             self._load()
         self._file = self._rewrite()
 
-    def began(self, token: str, mark: int, log: str, log_bytes_max: int) -> Known:
+    def began(
+        self,
+        token: str,
+        mark: int,
+        log: str,
+        log_bytes_max: int,
+        about: Mapping[str, Any] | None = None,
+    ) -> Known:
         """Note that `token` is about to be executed.
 
         Args:
@@ -115,8 +133,9 @@ class Record:
             mark: The number that its processes carry.
             log: The path of its log.
             log_bytes_max: The bound of the log (bytes).
+            about: What its enclosure has to know of it later.
         """
-        known = Known(token, mark, log, log_bytes_max)
+        known = Known(token, mark, log, log_bytes_max, about)
         self._append(known.lines()[0])
         self.runs[token] = known
         return known
@@ -221,7 +240,9 @@ class Record:
             self._boot_read = line["boot"]
         elif "began" in line:
             token = line["began"]
-            self.runs[token] = Known(token, line["mark"], line["log"], line["log_bytes_max"])
+            self.runs[token] = Known(
+                token, line["mark"], line["log"], line["log_bytes_max"], line.get("about")
+            )
         elif "started" in line:
             known = self.runs[line["started"]]
             known.pid, known.ticks, known.at = line["pid"], line["ticks"], line["at"]

@@ -1,4 +1,7 @@
-"""`skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`, `pack` and `unpack`."""
+"""Changes of jobs that are asked for: `skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`.
+
+`pack`, `unpack` and `set-priority` as well.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ DOING = {
     "resize": "is asked to change its size",
     "pack": "is asked to run beside another",
     "unpack": "is asked to leave the GPUs it shares",
+    "priority": "is given another priority",
 }
 DONE = {
     "suspend": "stands still",
@@ -29,6 +33,7 @@ DONE = {
     "resize": "has changed its size",
     "pack": "runs beside another",
     "unpack": "has left the GPUs it shared",
+    "priority": "waits with its new priority",
 }
 
 
@@ -110,6 +115,12 @@ def options_pack(parser: ArgumentParser) -> None:
     )
 
 
+def options_priority(parser: ArgumentParser) -> None:
+    """Add what `set-priority` takes."""
+    options_change(parser, "jobs that wait for GPUs")
+    parser.add_argument("priority", metavar="N", type=int, help="the priority, 0 to 1000")
+
+
 def run_suspend(arguments: Namespace) -> int:
     """Ask for a suspension.
 
@@ -173,6 +184,15 @@ def run_unpack(arguments: Namespace) -> int:
         The exit code: the largest among the jobs'.
     """
     return _run(arguments, "unpack", {})
+
+
+def run_priority(arguments: Namespace) -> int:
+    """Ask that waiting jobs have another priority.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
+    return _run(arguments, "priority", {"priority": arguments.priority})
 
 
 def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
@@ -267,4 +287,5 @@ COMMANDS = {
     "resize": Command(options_resize, run_resize),
     "pack": Command(options_pack, run_pack),
     "unpack": Command(options_change, run_unpack),
+    "set-priority": Command(options_priority, run_priority),
 }

@@ -1,7 +1,8 @@
 """The gateway as the commands see it: where it is, what it answers, and patience while it restarts.
 
-The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`, or else the one whose state folder is
-`--home`, `SKEP_HOME` or `~/.skep`. The gateway may be away for a moment at any time (its supervisor
+The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`; or the one whose state folder is
+`--home` or `SKEP_HOME`; or the one that `skep login` was last used for; or the one in `~/.skep`.
+The gateway may be away for a moment at any time (its supervisor
 starts it again), so a request is repeated until `patience_s` has passed. That is safe for reading,
 and for a submission because it carries an idempotency key.
 """
@@ -14,8 +15,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from skep_services.cli import exits
+from skep_services.cli import credentials, exits
 from skep_services.cli.connection import (
+    CONNECT_NEXT_S,
+    CONNECT_TIMEOUT_S,
     Address,
     Answer,
     Connection,
@@ -77,7 +80,11 @@ def find_target(given_home: str | None) -> Target:
     """
     url = os.environ.get("SKEP_API", "")
     if url and given_home is None:
-        return Target(url, os.environ.get("SKEP_TOKEN", ""), "", os.environ.get(CA, ""))
+        return _named(url)
+    if given_home is None and not os.environ.get("SKEP_HOME"):
+        login = credentials.find()
+        if login is not None:
+            return _with_environment(login)
     folder = home.home_folder(given_home)
     try:
         cluster = home.read_cluster(folder)
@@ -93,6 +100,20 @@ def find_target(given_home: str | None) -> Target:
     except (KeyError, TypeError) as error:
         text = f"{home.cluster_path(folder)} has no gateway address or token ({error})"
         raise CommandError(exits.UNREACHABLE, text, "no-cluster") from None
+
+
+def _named(url: str) -> Target:
+    """Return the gateway of SKEP_API, with the token of the environment or of a login there."""
+    token, ca = os.environ.get("SKEP_TOKEN", ""), os.environ.get(CA, "")
+    login = credentials.find(url) if not token else None
+    if login is None:
+        return Target(url, token, "", ca)
+    return Target(url, login.token, "", ca or login.ca)
+
+
+def _with_environment(login: credentials.Login) -> Target:
+    token = os.environ.get("SKEP_TOKEN") or login.token
+    return Target(login.url, token, "", os.environ.get(CA) or login.ca)
 
 
 def query(path: str, **parameters: Any) -> str:
@@ -118,10 +139,10 @@ def quote(text: str) -> str:
 
 
 class Client:
-    """Requests to one gateway.
+    """Requests to a gateway: the first of those in the target's address that answers.
 
     Args:
-        target: The gateway.
+        target: The gateway, or several with commas between their addresses.
         patience_s: For how long a request is repeated while the gateway is away (seconds).
 
     Raises:
@@ -131,13 +152,23 @@ class Client:
     def __init__(self, target: Target, patience_s: float = PATIENCE_S) -> None:
         self.target = target
         self.patience_s = patience_s
-        address = parse_url(target.url)
-        if address is None:
-            text = f"not an address: {target.url!r} (like http://127.0.0.1:8470)"
-            raise CommandError(exits.USAGE, text)
         if not is_header_text(target.token):
             raise CommandError(exits.USAGE, "the token is not printable ASCII: check SKEP_TOKEN")
-        self._connection = Connection(address, target.token, target.ca)
+        urls = target.url.split(",")
+        within_s = CONNECT_TIMEOUT_S if len(urls) == 1 else CONNECT_NEXT_S
+        self._connections: list[Connection] = []
+        for url in urls:
+            address = parse_url(url)
+            if address is None:
+                text = f"not an address: {url!r} (like http://127.0.0.1:8470)"
+                raise CommandError(exits.USAGE, text)
+            self._connections.append(Connection(address, target.token, target.ca, within_s))
+        self._at = self._failed = 0
+
+    @property
+    def _connection(self) -> Connection:
+        """The connection to the gateway in use."""
+        return self._connections[self._at]
 
     @property
     def address(self) -> Address:
@@ -208,8 +239,7 @@ class Client:
                 text = f"{self.target.url} took the request and did not answer in {timeout_s:.0f} s"
                 raise CommandError(exits.UNREACHABLE, text) from None
             except OSError as error:
-                self._connection.close()
-                self._wait_or_give_up(deadline, error)
+                self._try_next(deadline, error)
                 continue
             if answer.status < 300:
                 return answer.status, data
@@ -237,8 +267,7 @@ class Client:
                     return answer
                 data = answer.read()
             except OSError as error:
-                self._connection.close()
-                self._wait_or_give_up(deadline, error)
+                self._try_next(deadline, error)
                 continue
             raise refusal(answer.status, data)
 
@@ -254,6 +283,14 @@ class Client:
         """Drop the connection and wait a moment: something was wrong with it."""
         self._connection.close()
         time.sleep(RETRY_AFTER_S)
+
+    def _try_next(self, deadline: float, error: OSError) -> None:
+        """Turn to the next gateway at once; when all have failed, wait a moment or give up."""
+        self._connection.close()
+        self._at = (self._at + 1) % len(self._connections)
+        self._failed += 1
+        if self._failed % len(self._connections) == 0:
+            self._wait_or_give_up(deadline, error)
 
     def _wait_or_give_up(self, deadline: float, error: OSError) -> None:
         if isinstance(error, UnbelievedError):
@@ -285,7 +322,7 @@ class Client:
             return f"{text}\n  check SKEP_API, and that the cluster is up"
         match self._supervisor():
             case "":
-                return f"{text}\n  it is not running: start it again with `skep up`"
+                return f"{text}\n  it is not running: start it again with `{home.start_hint(self.target.folder)}`"
             case "failed":
                 return f"{text}\n  its start failed: `skep doctor` says why"
             case "stopping":
@@ -326,7 +363,7 @@ def refusal(status: int, data: bytes) -> CommandError:
     match status:
         case 400:
             code = exits.USAGE
-        case 401:
+        case 401 if reason in ("unauthorized", "401"):
             code, text = exits.FAILED, f"{text}\n  the token is not accepted: check SKEP_TOKEN"
         case 404:
             code = exits.NOT_FOUND

@@ -264,6 +264,7 @@ def _report(cluster: Cluster) -> dict[str, Any]:
             "jobs_max": vc.jobs_max,
             "policy": vc.policy,
             "options": vc.options,
+            "priorities": vc.priorities,
         }
         for name, vc in resolved.vcs.items()
     }

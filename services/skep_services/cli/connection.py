@@ -24,6 +24,8 @@ PIECE_BYTES = 64 * 1024
 CUT_SHORT = "the connection ended in the middle of an answer"
 NOT_HTTP = "what answers there does not speak HTTP"
 CONNECT_TIMEOUT_S = 5.0
+CONNECT_NEXT_S = 1.0
+"""Where there is another gateway to turn to: one whose machine is off answers nothing at all."""
 
 
 class LostError(OSError):
@@ -150,10 +152,18 @@ class Connection:
         address: Where the gateway is.
         token: What it is told to know the caller by; empty: nothing.
         ca: The file of the CA that it is believed by; empty: those of the system.
+        connect_within_s: How long it may take to connect (seconds).
     """
 
-    def __init__(self, address: Address, token: str, ca: str = "") -> None:
+    def __init__(
+        self,
+        address: Address,
+        token: str,
+        ca: str = "",
+        connect_within_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
         self.address = address
+        self._connect_within_s = connect_within_s
         self._token = token
         self._ca = ca
         self._socket: socket.socket | None = None
@@ -248,10 +258,10 @@ class Connection:
     def _open(self) -> None:
         host, port = self.address.host, self.address.port
         try:
-            link = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+            link = socket.create_connection((host, port), self._connect_within_s)
         except TimeoutError:
             # Not a TimeoutError: no request was sent, so it may be repeated.
-            text = f"no connection to {host}:{port} within {CONNECT_TIMEOUT_S:g} s"
+            text = f"no connection to {host}:{port} within {self._connect_within_s:g} s"
             raise ConnectionError(text) from None
         if self.address.tls:
             link = self._encrypted(link)
@@ -280,12 +290,13 @@ class Connection:
         host, port, _ = self.address[1:]
         ca = Path(self._ca) if self._ca else None
         try:
-            return client_context(ca).wrap_socket(link, server_hostname=host)
+            return client_context(ca, source="SKEP_CA").wrap_socket(link, server_hostname=host)
         except TlsError as error:
             link.close()
             raise UnbelievedError(str(error)) from None
         except TimeoutError:
-            text = f"{host_port(host, port)} took the connection and does not encrypt it: is it a gateway?"
+            where = host_port(host, port)
+            text = f"{where} took the connection and does not encrypt it: is it a gateway?"
             raise ConnectionError(text) from None
         except OSError as error:
             told = explain(error, host_port(host, port), TlsFiles(ca=ca))

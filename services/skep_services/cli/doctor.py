@@ -7,16 +7,15 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from skep_services.cli import exits, render
+from skep_services.cli.checks import CLOCK_SKEW_S_MAX, FAIL, OK, WARN, Check
 from skep_services.cli.client import Client, decoded, find_target
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, no_options, print_json
 from skep_services.cli.render import Column
 from skep_services.supervisor import home as folder
-
-OK, WARN, FAIL = "ok", "warn", "fail"
 
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN = 1 * 2**30
@@ -27,7 +26,6 @@ MEMORY_FREE_ADVISED = 2**30
 """Nine processes of the cluster take half a gigabyte, and a PyTorch job as much again."""
 
 FILES_MIN = 1024
-CLOCK_SKEW_S_MAX = 2.0
 SYNC_SLOW_S = 0.020
 """Every acceptance waits for the disk once: slower than this is felt."""
 
@@ -46,18 +44,15 @@ RENEW = "issue it anew; what serves takes it in without a stop (docs/how-to/encr
 DOCTOR_PATIENCE_S = 1.0
 
 
-class Check(NamedTuple):
-    """One thing looked at. `todo` says what to do; it is empty where nothing is wrong."""
-
-    name: str
-    level: str
-    text: str
-    todo: str = ""
-
-
 def run_doctor(arguments: Namespace) -> int:
     """Print every check; exit code 1 if one of them failed."""
-    checks = [*machine_checks(folder.home_folder(arguments.home)), *cluster_checks(arguments)]
+    from skep_services.cli.doctor_jobs import isolation_checks
+
+    checks = [
+        *machine_checks(folder.home_folder(arguments.home)),
+        *isolation_checks(),
+        *cluster_checks(arguments),
+    ]
     failed = [check for check in checks if check.level == FAIL]
     if arguments.json:
         print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
@@ -246,6 +241,15 @@ def _existing(path: str) -> str:
 
 def cluster_checks(arguments: Namespace) -> Iterator[Check]:
     """Yield what can be said about the cluster, if there is one."""
+    from skep_services.cli import machines
+
+    machine = machines.machine_of(folder.home_folder(arguments.home))
+    if machine == "node":
+        yield from certificate_checks(folder.home_folder(arguments.home), time.time())
+        yield from machines.node_checks(folder.home_folder(arguments.home))
+        return
+    if machine == "server":
+        yield from machines.server_checks(folder.home_folder(arguments.home))
     try:
         target = find_target(arguments.home)
     except CommandError as error:
@@ -281,7 +285,7 @@ def supervised_checks(home: str) -> Iterator[Check]:
     running = cluster.get("supervisor") or {}
     if not folder.is_alive(running):
         ended = running.get("error") or ""
-        yield Check("supervisor", FAIL, ended or "not running", "skep up")
+        yield Check("supervisor", FAIL, ended or "not running", folder.start_hint(home))
     elif running.get("state") == "failed":
         todo = f"see {folder.supervisor_log_path(home)}, then: skep down && skep up"
         yield Check("supervisor", FAIL, str(running.get("error")), todo)
@@ -421,7 +425,12 @@ def check_child(home: str, name: str, child: dict[str, Any]) -> Check:
             todo = f"it ends soon after each start: {log}"
             return Check(f"process {name}", FAIL, f"{detail}, {restarts}", todo)
         case _:
-            return Check(f"process {name}", FAIL, detail or "not running", f"skep up; {log}")
+            return Check(
+                f"process {name}",
+                FAIL,
+                detail or "not running",
+                f"{folder.start_hint(home)}; {log}",
+            )
 
 
 def service_checks(client: Client) -> Iterator[Check]:
@@ -449,6 +458,10 @@ def service_checks(client: Client) -> Iterator[Check]:
             yield from oddity_checks(identity, service, _log_of(client, identity))
         else:
             text = str(service.get("error") or service.get("text") or "does not answer")
+            if service.get("away"):
+                # The cluster works without it; perhaps it was removed.
+                yield Check(identity, OK, f"lost or drained: {text}")
+                continue
             yield Check(identity, FAIL, text, f"its log says why: {_log_of(client, identity)}")
     yield from token_checks(client)
 

@@ -50,6 +50,8 @@ def run_down(arguments: Namespace) -> int:
             or `down` is at work in the folder.
     """
     home = folder.home_folder(arguments.home)
+    if told := folder.refuse_server(home):
+        raise CommandError(exits.FAILED, told)
     cluster = _read_for_down(home, wipe=arguments.wipe)
     if cluster is None:
         # What was asked for is the case already: scripts may ask twice.
@@ -183,12 +185,12 @@ def _wipe(home: str) -> None:
     """Delete what `up` made. Anything else in the folder is not ours and stays."""
     import shutil
 
-    from skep_services.supervisor.table import NATS, SERVICES
+    from skep_services.supervisor.table import ACCESS, NATS, SERVICES, VAULT
 
     for name in os.listdir(home):
         path = os.path.join(home, name)
         # Every process that was kept up has its log in its folder, whatever it was called.
-        ours = name in (NATS, *SERVICES, folder.CHECKPOINTS) or os.path.exists(
+        ours = name in (NATS, *SERVICES, VAULT, ACCESS, folder.CHECKPOINTS) or os.path.exists(
             os.path.join(path, "service.log")
         )
         if ours and os.path.isdir(path):

@@ -36,6 +36,9 @@ def options_ps(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--vc", help="jobs of one virtual cluster")
     parser.add_argument("--name", help="jobs of one name")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--mine", action="store_true", help="your own jobs")
+    whose.add_argument("--owner", metavar="PERSON", help="jobs of one person")
     parser.add_argument("-q", "--quiet", action="store_true", help="print job ids only")
     parser.add_argument(
         "-n", "--limit", type=positive, default=JOBS_SHOWN_MAX, metavar="N", help="N rows at most"
@@ -54,7 +57,13 @@ def run_ps(arguments: Namespace) -> int:
     client = client_of(arguments)
     state = arguments.state or ("all" if arguments.all else "active")
     path = query(
-        "/v1/jobs", state=state, vc=arguments.vc, name=arguments.name, limit=arguments.limit
+        "/v1/jobs",
+        state=state,
+        vc=arguments.vc,
+        name=arguments.name,
+        limit=arguments.limit,
+        owner=arguments.owner,
+        mine=1 if arguments.mine else None,
     )
     if arguments.json:
         print_raw(client.get_bytes(path))
@@ -97,10 +106,14 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
     etas = ["-" if (left := row["eta_s"]) is None else eta(left) for row in rows]
     ends = [ends_of(row, now_ns) for row in rows]
     whys = [why(row["state"], row["why"], row["needs"]) for row in rows]
+    owners = [row.get("owner") or "-" for row in rows]
+    # A cluster without people has no such column.
+    owned = any(owner != "-" for owner in owners)
     return [
         Column("JOB", [row["job"] for row in rows]),
         Column("NAME", [row["name"] for row in rows], narrow=8),
         Column("VC", [row["vc"] for row in rows], narrow=4, drop=3),
+        *([Column("OWNER", owners, narrow=6, drop=4)] if owned else []),
         Column("STATE", [row["state"] for row in rows], coloured=True),
         Column("GPUS", [str(row["gpus"]) for row in rows], right=True, drop=4),
         Column("PRI", [str(row["priority"]) for row in rows], right=True, drop=8),

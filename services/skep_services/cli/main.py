@@ -21,7 +21,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("up", "start a cluster, or resume the one that was here"),
         "down": ("down", "stop it; jobs are kept and go on at the next `up`"),
         "doctor": ("doctor", "check this machine and the cluster, and say what to do"),
+        "ca": ("authority", "show | issue | begin | ...: what the machines of a cluster believe"),
         "log": ("log", "check | repair: the services' logs, and what does not belong there"),
+    },
+    "servers": {
+        "server": (
+            "server",
+            "init | join | run | status | token | rotate-certs | ports | install: a cluster of "
+            "real machines",
+        )
     },
     "jobs": {
         "submit": ("submit", "hand in job specs (YAML or JSON files, - for standard input)"),
@@ -42,6 +50,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "resize": ("changes", "have elastic jobs train with more or fewer workers"),
         "pack": ("changes", "have jobs that wait run on GPUs that another holds, beside it"),
         "unpack": ("changes", "have jobs leave the GPUs that they share"),
+        "set-priority": ("changes", "have waiting jobs come earlier, or later"),
         "curve": ("curve", "what a job says about its training, as a table or (--svg) a picture"),
         "ledger": ("ledger", "what was tried to make jobs faster, and what came of it"),
         "blame": ("blame", "where the time of a job, or of a VC's jobs, went: it adds up"),
@@ -57,15 +66,29 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
         )
     },
+    "people": {
+        "login": ("login", "be known to a cluster: at its provider, or by a token"),
+        "logout": ("login", "revoke that token, and forget it"),
+        "whoami": ("login", "what the cluster takes you for"),
+        "user": ("people", "ls | add | disable | enable | remove: people"),
+        "role": ("people", "ls | grant | revoke: viewers, submitters, managers, operators"),
+        "token": ("people", "ls | create | revoke: what a person's devices are known by"),
+        "audit": ("audit", "who changed what, from where, and why"),
+    },
     "resources": {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
-        "node": ("nodes", "ls | drain | undrain"),
+        "node": (
+            "nodes",
+            "ls | drain | undrain | token | join | run | renew | remove | install: machines "
+            "that run jobs",
+        ),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (
             "policies",
             "what may order a virtual cluster's jobs, with options and source",
         ),
+        "secret": ("secrets", "set | ls | rm: values that jobs get and nobody else reads"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {

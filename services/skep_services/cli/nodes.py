@@ -6,7 +6,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, render
+from skep_services.cli import exits, joining, render
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
 
@@ -94,12 +94,16 @@ def _rank(one: dict[str, Any]) -> str:
 
 def options_node(parser: ArgumentParser) -> None:
     """Add what `node` takes."""
-    parser.add_argument("verb", choices=("ls", "drain", "undrain"), help="what to do")
-    parser.add_argument("nodes", metavar="NODE", nargs="*", help="nodes to drain or open again")
+    verbs = ("ls", "drain", "undrain", *joining.VERBS)
+    parser.add_argument("verb", choices=verbs, help="what to do")
+    parser.add_argument(
+        "nodes", metavar="NODE", nargs="*", help="nodes to change; for join: TOKEN@HOST[:PORT]"
+    )
+    joining.options_join(parser)
 
 
 def run_node(arguments: Namespace) -> int:
-    """List nodes, close them to further work, or open them again.
+    """List nodes, close them to further work, open them again; make, run and remove nodes.
 
     Returns:
         The exit code: always 0.
@@ -107,6 +111,8 @@ def run_node(arguments: Namespace) -> int:
     Raises:
         CommandError: The command line names no node.
     """
+    if arguments.verb in joining.VERBS:
+        return joining.run_join(arguments)
     if arguments.verb == "ls":
         return _list(arguments)
     if not arguments.nodes:

@@ -63,6 +63,7 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("detail", row.get("detail") or ""),
         ("deadline", _deadline(row)),
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
+        ("owner", row.get("owner") or ""),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
         ("python", spec.get("python") or ""),

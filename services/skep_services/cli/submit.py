@@ -118,6 +118,7 @@ def check(documents: list[Document], done: str = "submitted") -> None:
     Raises:
         CommandError: A spec is wrong; the error has every problem of every spec.
     """
+    from skep.vault.looks_secret import looks_secret, warning
     from skep.wire.parse import parse_tree
     from skep.wire.spec import SPEC_BYTES_MAX
 
@@ -125,6 +126,8 @@ def check(documents: list[Document], done: str = "submitted") -> None:
     found: list[dict[str, Any]] = []
     for document in documents:
         read = parse_tree(document.tree)
+        if not isinstance(read, list) and (names := looks_secret(read.env)):
+            say(f"{document.where('$.env')}: warning: {warning(names)}")
         if isinstance(read, list):
             for problem in read:
                 one = {

@@ -60,6 +60,18 @@ def options_up(parser: ArgumentParser) -> None:
         "--policy", metavar="NAME", help="of its virtual clusters (default fifo: see below)"
     )
     parser.add_argument("--port", type=int, metavar="N", help="of the API (default 8470)")
+    parser.add_argument(
+        "--secrets",
+        action="store_const",
+        const=True,
+        help="keep secrets (`skep secret`) from now on",
+    )
+    parser.add_argument(
+        "--people",
+        action="store_const",
+        const=True,
+        help="have people with roles and tokens (`skep user`) from now on",
+    )
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
     parser.epilog = (
         "What is not given stays as the state folder has it: `skep up` alone resumes the cluster\n"
@@ -78,6 +90,8 @@ def run_up(arguments: Namespace) -> int:
         KeyboardInterrupt: A person interrupted it; what was started is stopped.
     """
     home = folder.home_folder(arguments.home)
+    if told := folder.refuse_server(home):
+        raise CommandError(exits.FAILED, told)
     wishes = _wishes(arguments)
     lock = lock_folder(home)
     if lock is None:
@@ -137,6 +151,8 @@ def _wishes(arguments: Namespace) -> Wishes:
             vcs=vcs,
             port=arguments.port,
             policy=arguments.policy,
+            secrets=arguments.secrets,
+            people=arguments.people,
         )
         if not arguments.cluster:
             return given
@@ -151,6 +167,8 @@ def _wishes(arguments: Namespace) -> Wishes:
             pins={} if given.vcs else wanted.pins,
             port=given.port if given.port is not None else wanted.port,
             policy=given.policy,
+            secrets=given.secrets,
+            people=given.people,
         )
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None

@@ -100,19 +100,20 @@ class Opening:
 
     async def _greet(self, client: Client, server: asyncio.Transport, greeting: bytes) -> None:
         """Greet a client, and encrypt what follows."""
-        assert client.transport is not None
-        client.transport.write(greeting)
+        plain = client.transport
+        assert plain is not None
+        plain.write(greeting)
         if self._served is not None:
             try:
                 client.transport = await asyncio.get_running_loop().start_tls(
-                    client.transport,
+                    plain,
                     client,
                     self._served,
                     server_side=True,
                     ssl_handshake_timeout=HANDSHAKE_WITHIN_S,
                 )
             except (OSError, TimeoutError):
-                client.transport.abort()
+                plain.abort()
                 server.abort()
                 return
         client.connected(server)

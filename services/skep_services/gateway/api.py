@@ -264,12 +264,10 @@ def _admit(request: web.Request, caller: Caller) -> None:
         ApiError: Only an operator may do this (403).
     """
     resource = request.match_info.route.resource
-    if resource is None or caller.operator:
-        return
+    if resource is None or not caller.person or caller.operator:
+        return  # Handlers say what a tenant may.
     action = ACTIONS.get((request.method, resource.canonical))
     if action is None:
-        if not caller.person:
-            return  # A tenant's own handlers say what it may.
         raise forbidden(Ruling(False, Reason.ROLE_TOO_LOW, "only an operator may do this"))
     if RIGHTS[action].own is None:
         return

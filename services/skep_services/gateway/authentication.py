@@ -1,4 +1,4 @@
-"""Who a request comes from: a token of the file, or one of a person; and where it comes from.
+"""The caller of a request: by a token of the file, or one of a person; and its address.
 
 A person's token is verified once (argon2id, 20 ms in a thread), and then known by a keyed digest
 until the gateway ends. What it may is looked up at every request, so that a token that was revoked

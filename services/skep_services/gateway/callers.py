@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from skep.access.rights import Action, Ruling, may
-from skep.access.roles import NOBODY
 from skep.wire.access import Actor
 from skep.wire.roles import Role, Standing
 
@@ -23,7 +22,7 @@ class Caller(NamedTuple):
     name: str
     vc: str
     person: str = ""
-    standing: Standing = NOBODY
+    standing: Standing = Standing()
     token: str = ""
     source: str = ""
     reason: str = ""

@@ -11,6 +11,7 @@ from skep.wire.changes import (
     GpusRegained,
     JobChanged,
     JobChanging,
+    JobPrioritised,
     MemberAnswered,
     MemberLearned,
     Result,
@@ -56,6 +57,8 @@ def apply(job: Job, fact: ChangeFact) -> State | None:
             one.taken = True
             one.ask, one.result, one.ended_at = name_of(fact.ask), fact.result, fact.at
             one.why, one.detail = fact.why, fact.detail
+        case JobPrioritised():
+            job.row.priority = fact.priority
         case MemberLearned():
             part = job.attempt(fact.attempt).part(fact.node)
             part.tier, part.can = fact.tier, fact.can

@@ -281,8 +281,8 @@ async def _operators(request: web.Request, kind: type[Body]) -> Body:
     """
     caller = caller_of(request)
     if not caller.operator:
-        who = f"you are {caller.highest}" if caller.person else f"this token is for VC {caller.vc}"
-        raise ApiError(403, "forbidden", f"only an operator may do this; {who}")
+        role = f"you are {caller.highest}" if caller.person else f"this token is for VC {caller.vc}"
+        raise ApiError(403, "forbidden", f"only an operator may do this; {role}")
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.ValidationError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+import skep
 from skep.units import Instant, seconds
 from skep.wire import subjects
 from skep.wire.bounds import UNDECODABLE
@@ -36,7 +37,7 @@ class Health:
         self._asking = asyncio.Lock()
 
     async def look(self) -> dict[str, Any]:
-        """Return `{"ok", "services": {identity: {"ok", ...}}}`.
+        """Return `{"ok", "services": {identity: {"ok", ...}}, "version"}`.
 
         A node that is lost or drained is listed and does not count: the cluster works without it.
         """
@@ -57,8 +58,10 @@ class Health:
         answers = await asyncio.gather(*(self._ask(identity) for identity in identities))
         services = dict(zip(identities, answers, strict=True))
         away = {identity for identity, state in nodes.items() if state in {"lost", "drained"}}
+        for identity in away:
+            services[identity] = {**services[identity], "away": True}
         ok = all(answer["ok"] for name, answer in services.items() if name not in away)
-        return {"ok": ok, "services": services}
+        return {"ok": ok, "services": services, "version": skep.__version__}
 
     async def _ask(self, identity: str) -> dict[str, Any]:
         answer = await self._bus.request(subjects.health(identity), b"", {}, TIMEOUT_S)

@@ -44,6 +44,7 @@ from skep_services.gateway.people import PeopleView
 from skep_services.pki.certificates import CertificateError
 from skep_services.pki.requests import public_key
 from skep_services.ports import Clock
+from skep_services.servers.versions import VersionError, check_meeting
 
 RENEWALS = b"skep renew 1\n"
 """What a signature for a renewal begins with, so that it is one for nothing else."""
@@ -132,6 +133,7 @@ class Joins:
         source = self._proxies.source(request)
         self._attempts.check(source)
         body = await read(request, JoinBody)
+        _check_version(body.version, f"node {body.node}")
         if self._view is None:
             raise ApiError(404, "no-joins", "no node joins this cluster by a token")
         known = self._view.people.join_tokens.get(body.token)
@@ -165,6 +167,7 @@ class Joins:
         source = self._proxies.source(request)
         self._attempts.check(source)
         body = await read(request, RenewBody)
+        _check_version(body.version, "the node")
         now_s = self._clock.now() // NS_PER_SECOND
         if abs(body.at_s - now_s) > RENEWAL_SKEW_S:
             text = f"clock skew: the clocks differ by {abs(body.at_s - now_s)} s: set both by NTP"
@@ -223,6 +226,20 @@ def _check_request(request: str) -> None:
         public_key(request.encode("utf-8", "replace")[: REQUEST_CHARACTERS_MAX + 1])
     except CertificateError as error:
         raise ApiError(422, Reason.BAD_VALUE, f"`request`: {error}") from None
+
+
+def _check_version(version: str, who: str) -> None:
+    """Stop a node whose messages the services could not read, or that could not read theirs.
+
+    Raises:
+        ApiError: Its version cannot be in one cluster with this one (409).
+    """
+    if not version:
+        return
+    try:
+        check_meeting(version, who)
+    except VersionError as error:
+        raise ApiError(409, "versions-cannot-meet", str(error)) from None
 
 
 def _unknown() -> ApiError:

@@ -124,13 +124,14 @@ class Logins:
         return json_response({**told, "text": secrets.text_of(made)}, 201)
 
     def _nonce(self) -> str:
-        body = f"{random.token_hex(16)}.{self._clock.now() // 10**9}"
-        return f"{body}.{self._signature(body)}"
+        body = f"{random.token_hex(16)}-{self._clock.now() // 10**9}"
+        return f"{body}-{self._signature(body)}"
 
     def _is_ours(self, nonce: str) -> bool:
-        body, _, signature = nonce.rpartition(".")
-        at = body.partition(".")[2]
-        if not hmac.compare_digest(signature.encode(), self._signature(body).encode()):
+        chance, _, rest = nonce.partition("-")
+        at, _, signature = rest.partition("-")
+        mine = self._signature(f"{chance}-{at}")
+        if not hmac.compare_digest(signature.encode(), mine.encode()):
             return False
         return self._clock.now() // 10**9 - int(at) <= NONCE_S
 

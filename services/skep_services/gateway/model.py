@@ -390,7 +390,7 @@ class Model:
 
 
 def _where(conditions: dict[str, Any]) -> tuple[str, list[Any]]:
-    """Return an SQL condition and its values; an empty text does not filter, a tuple is a choice."""
+    """Return an SQL condition and its values: "" filters nothing, a tuple is a choice."""
     words: list[str] = []
     values: list[Any] = []
     for text, value in conditions.items():

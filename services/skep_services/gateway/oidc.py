@@ -2,7 +2,7 @@
 
 The provider's keys are fetched from where its discovery document says, over HTTPS (or from
 loopback), and again when a token names a key that is not among them. Only signatures by asymmetric
-keys are taken: with a shared secret, whoever verifies could also sign.
+keys are taken: with a shared secret, all that can verify can also sign.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ GROUPS_MAX = 1_000
 class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file SKEP_OIDC.
 
-    `claim` has a person's name: `preferred_username`, or `email`, of which the part before the @ is
-    taken if the provider has verified it and it is of one of `domains`. `groups` has, for each group
-    in the claim `groups_claim`, the role in each VC. With `add_people` whoever logs in gets an
-    account, else those whom an operator added with `--oidc`. `client_secret` is only for providers
+    `claim` has a person's name: `preferred_username`, or `email`, of which the part before the @
+    is taken if the provider has verified it and it is of one of `domains`. `groups` has, for each
+    group in the claim `groups_claim`, the role in each VC. With `add_people` all that log in get an
+    account, else only those that an operator added with `--oidc`. `client_secret` is for providers
     that want one from programs on people's machines too: it is told to everybody.
     """
 
@@ -272,7 +272,7 @@ class Provider:
         found = json.loads(raw)
         if not isinstance(found, dict):
             text = f"{url} is no JSON object"
-            raise ValueError(text)  # noqa: TRY004 - it is of the document, not of this program
+            raise ValueError(text)
         return found
 
     def _person(self, claims: Mapping[str, Any]) -> str:

@@ -59,5 +59,9 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/join-tokens/{token}/revoke"): Action.MANAGE_NODES,
     ("GET", "/v1/members"): Action.MANAGE_NODES,
     ("POST", "/v1/members/{kind}/{name}/remove"): Action.MANAGE_NODES,
+    ("GET", "/v1/secrets/key"): Action.MANAGE_SECRETS,
+    ("GET", "/v1/secrets/{scope}/{owner}"): Action.MANAGE_SECRETS,
+    ("PUT", "/v1/secrets/{scope}/{owner}/{name}"): Action.MANAGE_SECRETS,
+    ("DELETE", "/v1/secrets/{scope}/{owner}/{name}"): Action.MANAGE_SECRETS,
 }
 """The right by method and route. A handler holds it against the job or the VC that it is about."""

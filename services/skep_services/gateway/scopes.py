@@ -49,7 +49,7 @@ def tenant(request: web.Request) -> str:
 
 
 def owner_in(request: web.Request) -> str:
-    """Return the person whose jobs are asked for (`owner`, or with `mine` the caller); empty: anybody's.
+    """Return the person whose jobs are asked for: `owner`, or with `mine` the caller; empty: all.
 
     Raises:
         ApiError: It is no name, or the caller is no person (400).
@@ -69,7 +69,9 @@ def without_values(spec: Any) -> Any:
     """Return a spec in which the values of the environment do not show."""
     if isinstance(spec, JobSpec):
         return msgspec.structs.replace(spec, env=dict.fromkeys(spec.env, HIDDEN_VALUE))
+    if isinstance(spec, msgspec.Raw):
+        spec = msgspec.json.decode(spec)
     if not isinstance(spec, dict):
-        return spec  # Text that is no spec was never admitted.
+        return None  # What is no spec was never admitted.
     env = spec.get("env")
     return {**spec, "env": dict.fromkeys(env, HIDDEN_VALUE)} if isinstance(env, dict) else spec

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
+from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
@@ -32,6 +33,7 @@ from skep_services.gateway.models import Models, ModelsView
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
+from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.trials import Trials
@@ -80,6 +82,7 @@ class Gateway:
         self.models = ModelsView(self.indexer.intake)
         self.people = self._peopled()
         self._foreign = ForeignSeen(log.error)
+        self.secrets = SecretViews(bus, clock)
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
@@ -103,10 +106,14 @@ class Gateway:
             # The bus was set back behind what this view has seen: the view is what gives way.
             await self._forget(str(error))
             await self._follow()
+        await self._follow_stream(subjects.SECRETS, 0, 0, self.secrets.deliver)
         for subject in CORE:
             await self._listen(subject, self.indexer.deliver_core)
         await self._listen(subjects.SPANS, self.indexer.deliver_spans)
         await self._listen(subjects.health(self._identity), self._health)
+        if self._identity != GATEWAY:
+            # That one of several gateways works is what is asked there.
+            await self._listen(subjects.health(GATEWAY), self._health)
         self._runner = web.AppRunner(
             await self._application(),
             access_log=None,
@@ -267,6 +274,7 @@ class Gateway:
                 *Promises(indexer).routes(),
                 *limits.routes(),
                 *self.people.routes(),
+                *self.secrets.routes(),
             ]
         )
         return application

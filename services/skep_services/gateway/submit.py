@@ -17,6 +17,7 @@ import structlog
 from skep.access.rights import Action
 from skep.ids import is_token, job_id
 from skep.units import Instant
+from skep.vault.looks_secret import looks_secret, warning
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import Result, parse_ask
@@ -136,7 +137,10 @@ class Submitter:
             await self._watch.until(
                 job, lambda: self._decided(job, pending) is not None, VERDICT_TIMEOUT_S
             )
-            return self._submitted(job, vc, self._decided(job, pending))
+            answer = self._submitted(job, vc, caller.person, self._decided(job, pending))
+            if names := looks_secret(env_of(body)):
+                answer.body["warnings"] = [warning(names)]
+            return answer
         finally:
             del self._pending[inbox]
             log.info("submitted", job=job, vc=vc, trace=trace.split("-")[1], by=caller.name)
@@ -318,11 +322,12 @@ class Submitter:
         reason = Reason.REPEATED if found.row.job != job else None
         return Verdict(job=found.row.job, accepted=True, reason=reason, judged=judged_of(found))
 
-    def _submitted(self, job: str, vc: str, verdict: Verdict | None) -> Answer:
+    def _submitted(self, job: str, vc: str, person: str, verdict: Verdict | None) -> Answer:
         found = self._indexer.fold.find(job)
-        if found is not None and found.row.vc not in {"", vc}:
-            # The bus knows keys for all tenants together, and took this for a repetition.
-            text = "this Idempotency-Key was used for another VC within the hour: choose another"
+        row = found.row if found is not None else None
+        if row is not None and row.vc and (row.vc, row.owner) != (vc, person):
+            # The bus knows keys for all people together, and took this for a repetition.
+            text = "this Idempotency-Key was used by another a moment ago: choose another"
             raise ApiError(409, "key-used", text)
         if verdict is None:
             return Answer(202, {"job": job, "accepted": None})
@@ -372,6 +377,18 @@ def submits(action: Action, caller: Caller, vc: str) -> None:
 def _status(reason: Reason | None, otherwise: int) -> int:
     """Return the status of a refusal: 403 if it is one of rights."""
     return 403 if reason in NO_RIGHT else otherwise
+
+
+class _WithEnv(msgspec.Struct):
+    env: dict[str, str] = {}
+
+
+def env_of(body: bytes) -> dict[str, str]:
+    """Return the environment in a spec; empty if there is none, or it is not sound."""
+    try:
+        return msgspec.json.decode(body, type=_WithEnv).env
+    except UNDECODABLE:
+        return {}
 
 
 def judged_of(job: Job) -> Judged | None:

@@ -64,6 +64,8 @@ def describe(fact: Any) -> Line | None:
             return Line(f"{end}: {_why(why, fact.detail)}", attempts, reason=why)
         case facts.Admitted(spec=spec):
             return Line(f"admitted: {spec.name}, {_gpus(spec.gpus)}")
+        case changes.JobPrioritised(priority=priority):
+            return Line(f"waits with priority {priority}")
         case facts.JobWaits(why=why, needs=needs):
             return Line(f"waits: {_why(why, needs)}", reason=why)
         case facts.JobRequeued(why=why, attempt=attempt):

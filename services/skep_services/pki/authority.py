@@ -4,9 +4,10 @@ A certificate says that its holder belongs to this cluster, and under which name
 may do is not in it: that is said by accounts of the bus, roles and tokens, which are revoked within
 seconds. The authority's key signs nothing but certificates, and stays on servers.
 
-**A new authority without a stop.** `begin_change` makes a new key, and everything issued from then
-on is signed by it. Its certificate *and* that of the authority before are in `trust` until
-`end_change`: put `trust` everywhere first, then issue anew, then end the change.
+**A new authority without a stop** comes in three steps, and between two of them `trust` has to
+reach every machine. `begin_change` makes the next authority: it is believed, and signs nothing yet.
+After `switch_change` everything is signed by it, and the one before is still believed. After
+`end_change` only the new one is, and what the one before has signed is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from cryptography import x509
@@ -33,8 +35,9 @@ from skep_services.pki.requests import PublicKey, key_pem, new_key, public_key
 CERTIFICATE = "ca.pem"
 KEY = "ca-key.pem"
 BEFORE = "ca-before.pem"
-"""The certificate of the authority before, while a change is under way."""
+"""The certificate of the authority before, from the switch of a change to its end."""
 NEXT_CERTIFICATE, NEXT_KEY = "ca-next.pem", "ca-next-key.pem"
+"""The next authority, from the beginning of a change to its switch."""
 
 FOLDER_MODE = 0o700
 AUTHORITY_DAYS = 3650
@@ -46,6 +49,7 @@ BACKDATED = datetime.timedelta(minutes=15)
 HOSTS_MAX = 64
 NAME_MAX = 63
 
+Change = Literal["none", "begun", "switched"]
 Clock = Callable[[], float]
 """Returns the time in seconds since the epoch."""
 
@@ -76,12 +80,12 @@ class Authority:
         folder: Path,
         certificate: x509.Certificate,
         key: ec.EllipticCurvePrivateKey,
-        before: bytes,
+        others: tuple[bytes, bytes],
         clock: Clock,
     ) -> None:
         self.folder = folder
         self._certificate, self._key, self._clock = certificate, key, clock
-        self._before = before
+        self._next, self._before = others
 
     @classmethod
     def create(cls, folder: Path, cluster: str, clock: Clock = time.time) -> Authority:
@@ -104,7 +108,7 @@ class Authority:
         # The key first: a folder with a certificate is whole.
         durable.write(str(folder / KEY), key_pem(key))
         durable.write(str(folder / CERTIFICATE), certificate.public_bytes(Encoding.PEM))
-        return cls(folder, certificate, key, b"", clock)
+        return cls(folder, certificate, key, (b"", b""), clock)
 
     @classmethod
     def read(cls, folder: Path, clock: Clock = time.time) -> Authority:
@@ -129,10 +133,13 @@ class Authority:
         ) != key_fingerprint(certificate.public_key()):
             text = f"{folder / KEY} is not the key of {CERTIFICATE}: restore both from a backup"
             raise CertificateError(text)
-        before = _read(folder / BEFORE) if (folder / BEFORE).exists() else b""
-        if before == certificate.public_bytes(Encoding.PEM):
-            before = b""  # A change that ended before there was another authority.
-        return cls(folder, certificate, key, before, clock)
+        others = [
+            _read(folder / name) if (folder / name).exists() else b""
+            for name in (NEXT_CERTIFICATE, BEFORE)
+        ]
+        if others[1] == certificate.public_bytes(Encoding.PEM):
+            others[1] = b""  # A switch that ended before it did anything.
+        return cls(folder, certificate, key, (others[0], others[1]), clock)
 
     @property
     def certificate(self) -> bytes:
@@ -141,8 +148,15 @@ class Authority:
 
     @property
     def trust(self) -> bytes:
-        """What is to be trusted, in PEM: the authority, and the one before during a change."""
-        return joined([self.certificate, self._before])
+        """What is to be trusted, in PEM: the authority, and during a change the other one."""
+        return joined([self.certificate, self._next, self._before])
+
+    @property
+    def change(self) -> Change:
+        """How far a change of the authority is."""
+        if self._next:
+            return "begun"
+        return "switched" if self._before else "none"
 
     @property
     def fingerprint(self) -> str:
@@ -180,34 +194,56 @@ class Authority:
         return self._sign(public_key(request), name, hosts, days)
 
     def begin_change(self) -> Authority:
-        """Return a new authority of the same cluster, which has taken this one's place.
+        """Return this authority, with the next one believed beside it.
 
         Raises:
             CertificateError: A change is under way.
             OSError: A file cannot be written.
         """
-        if self._before:
-            text = f"{self.folder}: a change of the authority is under way; end it first"
-            raise CertificateError(text)
+        self._needs("none", "end it first")
         (organization,) = self._certificate.subject.get_attributes_for_oid(
             NameOID.ORGANIZATION_NAME
         )
         certificate, key = _new_authority(str(organization.value), self._clock())
-        durable.write(str(self.folder / BEFORE), self.certificate)
-        # Both files change together: from here on `read` finishes what is not finished.
+        # The key first: with the certificate the change has begun.
         durable.write(str(self.folder / NEXT_KEY), key_pem(key))
         durable.write(str(self.folder / NEXT_CERTIFICATE), certificate.public_bytes(Encoding.PEM))
         return Authority.read(self.folder, self._clock)
 
-    def end_change(self) -> Authority:
-        """Return this authority alone: what the one before has signed is trusted no more.
+    def switch_change(self) -> Authority:
+        """Return the next authority, which signs from here on; this one is still believed.
 
         Raises:
+            CertificateError: No change has begun, or it is switched already.
+            OSError: A file cannot be written.
+        """
+        self._needs("begun", "begin one, and have all machines trust both")
+        durable.write(str(self.folder / BEFORE), self.certificate)
+        # From here on `read` finishes what is not finished.
+        (self.folder / NEXT_KEY).replace(self.folder / KEY)
+        return Authority.read(self.folder, self._clock)
+
+    def end_change(self) -> Authority:
+        """Return this authority alone: what the one before has signed is believed no more.
+
+        Raises:
+            CertificateError: No change is switched.
             OSError: The file cannot be removed.
         """
+        self._needs("switched", "switch it, and have all certificates issued anew")
         (self.folder / BEFORE).unlink(missing_ok=True)
         durable.sync_folder(str(self.folder))
         return Authority.read(self.folder, self._clock)
+
+    def _needs(self, change: Change, todo: str) -> None:
+        if self.change != change:
+            told = {
+                "none": "no change of the authority is under way",
+                "begun": "a change of the authority has begun",
+                "switched": "a change of the authority is switched and not ended",
+            }
+            text = f"{self.folder}: {told[self.change]}: {todo}"
+            raise CertificateError(text)
 
     def _sign(self, key: PublicKey, name: str, hosts: Sequence[str], days: float) -> bytes:
         if key_fingerprint(key) == self.fingerprint:
@@ -332,14 +368,11 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _finish_change(folder: Path) -> None:
-    """Put a new authority in place whose files are both written; a crash may come in between."""
+    """Put the next authority's certificate in place if its key is: a crash may come in between."""
     certificate, key = folder / NEXT_CERTIFICATE, folder / NEXT_KEY
-    if not certificate.exists():
-        return
-    if key.exists():
-        key.replace(folder / KEY)
-    certificate.replace(folder / CERTIFICATE)
-    durable.sync_folder(str(folder))
+    if certificate.exists() and not key.exists():
+        certificate.replace(folder / CERTIFICATE)
+        durable.sync_folder(str(folder))
 
 
 def _read(path: Path) -> bytes:

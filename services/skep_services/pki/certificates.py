@@ -98,7 +98,7 @@ def expires(pem: bytes) -> datetime.datetime:
 
 
 def key_fingerprint(key: PublicKeyTypes) -> str:
-    """Return the SHA-256 of a public key, hexadecimal: what a person compares, and a token holds."""
+    """Return the SHA-256 of a public key, hexadecimal: people compare it, and tokens hold it."""
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 

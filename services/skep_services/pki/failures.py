@@ -97,11 +97,11 @@ def _refused(reason: str, where: str, files: TlsFiles | None, clock: Callable[[]
             "to one of the cluster's CA"
         )
     mine = str(files.certificate)
-    from skep_services.pki.certificates import CertificateError, describe_file  # noqa: PLC0415 - it loads slowly
+    from skep_services.pki import certificates  # noqa: PLC0415 - it loads slowly
 
     try:
-        own = describe_file(files.certificate)[0]
-    except CertificateError as error:
+        own = certificates.describe_file(files.certificate)[0]
+    except certificates.CertificateError as error:
         return str(error)
     now = clock()
     if own.ends_at <= now:

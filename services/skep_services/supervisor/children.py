@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from skep_services.supervisor.backoff import Backoff
-from skep_services.supervisor.config import HOST
 from skep_services.supervisor.home import FILE_MODE, FOLDER_MODE, start_ticks
 from skep_services.supervisor.table import ChildPlan
 
@@ -191,7 +190,7 @@ class Child:
         reader = ReadyReader(self.plan.log_path, log_begin)
         # A file and a port tell no event.
         while not (  # noqa: ASYNC110
-            await _listens(self.plan.port) if self.plan.port else reader.look()
+            await _listens(self.plan.host, self.plan.port) if self.plan.port else reader.look()
         ):
             await asyncio.sleep(PROBE_EVERY_S)
         self._become("ready")
@@ -252,9 +251,9 @@ def _says_ready(line: bytes) -> bool:
     return isinstance(entry, dict) and entry.get("event") == "ready"
 
 
-async def _listens(port: int) -> bool:
+async def _listens(host: str, port: int) -> bool:
     try:
-        _, writer = await asyncio.open_connection(HOST, port)
+        _, writer = await asyncio.open_connection(host, port)
     except OSError:
         return False
     writer.close()

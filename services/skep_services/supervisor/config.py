@@ -122,6 +122,10 @@ class Cluster(msgspec.Struct, kw_only=True):
     quarantine: QuarantineRule = QUARANTINE
     tenants: list[str] = []
     """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
+    secrets: bool = False
+    """Whether it keeps secrets: then the vault runs."""
+    people: bool = False
+    """Whether it has people: then the access service runs."""
     supervisor: Running = msgspec.field(default_factory=Running)
 
     @property
@@ -156,6 +160,8 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     quarantine: QuarantineRule = QUARANTINE
     port: int | None = None
     policy: str | None = None
+    secrets: bool | None = None
+    people: bool | None = None
     node_list: tuple[NodeConfig, ...] | None = None
 
     def given(self) -> bool:
@@ -289,7 +295,11 @@ def settle(
     tenants = before.tenants if before is not None and wishes.vcs is None else []
     owners = ["operator", *(f"vc-{vc}" for vc in dict.fromkeys((*vcs, *tenants)))]
     gateway.tokens = {name: gateway.tokens.get(name) or new_token() for name in owners}
+    kept = before.secrets if before is not None else False
+    peopled = before.people if before is not None else False
     return Cluster(
+        secrets=kept if wishes.secrets is None else wishes.secrets,
+        people=peopled if wishes.people is None else wishes.people,
         tenants=tenants,
         nats=nats,
         gateway=gateway,
@@ -386,6 +396,7 @@ RESERVED_NAMES = (
     "gateway",
     "introspector",
     "searches",
+    "vault",
     "nats",
     "lock",
 )

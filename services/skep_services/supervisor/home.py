@@ -48,6 +48,18 @@ def supervisor_log_path(home: str) -> str:
     return os.path.join(home, "supervisor.log")
 
 
+def refuse_server(home: str) -> str:
+    """Return why the commands of an embedded cluster are not for a folder; empty if they are."""
+    if os.path.exists(os.path.join(home, "server.json")):
+        return f"{home} is of a server: systemctl start|stop skep-server, or `skep server run`"
+    return ""
+
+
+def start_hint(home: str) -> str:
+    """Return what starts the cluster of a folder again."""
+    return "systemctl start skep-server" if refuse_server(home) else "skep up"
+
+
 def published_path(home: str) -> str:
     """Return where the supervisor remembers which virtual clusters it published."""
     return os.path.join(home, "vcs-published.json")

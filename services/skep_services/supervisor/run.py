@@ -16,10 +16,8 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
-from skep_services.pki.files import Replaced
 from skep_services.supervisor import bus_watch
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.children import Child, bound_log, stop_all
@@ -76,7 +74,6 @@ class Supervisor:
         say("supervisor started", pid=os.getpid(), home=self._home)
         logs = asyncio.create_task(self._bound_logs())
         watch = asyncio.create_task(self._watch_bus())
-        renew = asyncio.create_task(self._reload_what_was_replaced())
         up = asyncio.create_task(self._up())
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait((up, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +84,7 @@ class Supervisor:
             say("cluster not started", error=text)
             write_state(self._home, "failed", text)
         await stop
-        tasks = [task for task in (up, logs, watch, renew, self._admitting) if task is not None]
+        tasks = [task for task in (up, logs, watch, self._admitting) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,21 +118,6 @@ class Supervisor:
                 say("bus started anew: it stores nothing", error=trouble)
                 bus_watch.forget_ports(state)
                 self._bus.kill()
-
-    async def _reload_what_was_replaced(self) -> None:
-        """Have processes take in files that they read only when they are told to."""
-        children = (self._bus, *self._services, *self._agents)
-        watched = [
-            (child, Replaced(map(Path, child.plan.reload_on)))
-            for child in children
-            if child.plan.reload_on
-        ]
-        while watched:
-            await asyncio.sleep(BUS_CHECK_EVERY_S)
-            for child, replaced in watched:
-                if replaced.since_asked():
-                    say("reloaded: a certificate was replaced", child=child.plan.name)
-                    child.reload()
 
     async def _bound_logs(self) -> None:
         children = (self._bus, *self._services, *self._agents)

@@ -12,6 +12,10 @@ from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import HOST, Cluster, NodeConfig
 
 SERVICES = ("door", "admission", "allocator", "introspector", "advisor", "searches", "gateway")
+VAULT = "vault"
+"""The service that only a cluster with secrets has."""
+ACCESS = "access"
+"""The service that only a cluster with people has."""
 NATS = "nats"
 
 NOT_PASSED_ON = (
@@ -20,6 +24,8 @@ NOT_PASSED_ON = (
     "SKEP_VC",
     "SKEP_LOCK_FD",
     "SKEP_PORT_FDS",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_",
     "SKEP_JOB",
     "SKEP_NAME",
     "SKEP_GEN",
@@ -41,10 +47,9 @@ machine it would get its even share late. The same as the runners', which jobs m
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process to keep up.
 
-    It is ready once something listens on `port`, or, without a port, once its log has a JSON line
+    It is ready once something listens on `port` of `host`, or, without a port, once its log has a JSON line
     whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
-    it runs at if that is permitted, None for the supervisor's own. When a file of `reload_on` is
-    replaced it is told (SIGHUP) to read its configuration again.
+    it runs at if that is permitted, None for the supervisor's own.
     """
 
     name: str
@@ -52,9 +57,9 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     state: str
     log_path: str
+    host: str = HOST
     port: int = 0
     niceness: int | None = None
-    reload_on: tuple[str, ...] = ()
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,13 +114,15 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
         "gateway": {
             "SKEP_LISTEN": f"{HOST}:{port_of(cluster.gateway.url)}",
             "SKEP_TOKENS": tokens_path(home),
+            "SKEP_PEOPLE": "on" if cluster.people else "off",
         },
     }
+    only_here = (*((VAULT,) if cluster.secrets else ()), *((ACCESS,) if cluster.people else ()))
     return ClusterPlan(
         bus=bus,
         services=tuple(
             _python(name, name, name, {**base, **more.get(name, {})}, cluster, home)
-            for name in SERVICES
+            for name in (*SERVICES, *only_here)
         ),
         agents=tuple(_agent(node, base, cluster, home) for node in cluster.nodes),
     )
@@ -123,9 +130,11 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
 
 def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: str) -> ChildPlan:
     first, last = node.ports
+    # What one node kept for itself, an attempt that begins on another would not find. With a
+    # launcher, jobs cannot enter the folder of the cluster.
+    shared = {"SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home)}
     env = {
-        # What one node kept for itself, an attempt that begins on another would not find.
-        "SKEP_CHECKPOINTS_DIR": folder.checkpoints_path(home),
+        **({} if base.get("SKEP_LAUNCHER") else shared),
         **base,
         "SKEP_NODE": node.name,
         "SKEP_GPUS": str(node.gpus),

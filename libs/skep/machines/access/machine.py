@@ -4,8 +4,8 @@
     token:   --TokenMade--> in force --TokenRevoked, or its time--> refused --TokensForgotten-->
     key:     --KeyTaken--> wanted --KeySigned--> in force --KeyDropped--> dropped --KeyRevoked-->
 
-Who may ask for what follows from the facts and the table of rights (`skep.access.rights`), here and
-not in the gateway, so that one that lags behind cannot let anybody do what was taken from it. The
+The rights to ask for something follow from the facts and the table (`skep.access.rights`), here and
+not in the gateway, so that one that lags behind cannot let a person do what was taken from it. The
 gateway says only whose request it is, and that a token's hash fits.
 
 A signer makes certificates and rights on the bus, and revokes them; it is called, and answers with
@@ -693,8 +693,8 @@ class AccessMachine:
     def _audit(self, ask: AskAccess, refused: Refusal | None, now: Instant) -> None:
         actor, wish, missed = ask.actor, ask.wish, 0
         if refused is not None:
-            who = actor.name or actor.source
-            noted = refusals.count(self._soft.refused, who, now)
+            author = actor.name or actor.source
+            noted = refusals.count(self._soft.refused, author, now)
             if noted is None:
                 return
             missed = noted

@@ -39,6 +39,7 @@ RESERVED = frozenset(
         "server",
         "servers",
         "root",
+        # tidy: allow word because it is an account of Unix
         "nobody",
         "daemon",
         "skep",
@@ -77,22 +78,22 @@ class Bucket(msgspec.Struct):
     missed: int = 0
 
 
-def count(buckets: dict[str, Bucket], who: str, now: Instant) -> int | None:
+def count(buckets: dict[str, Bucket], author: str, now: Instant) -> int | None:
     """Count a refusal.
 
     Args:
         buckets: Those of all actors; they are changed.
-        who: The actor.
+        author: The actor.
         now: The time.
 
     Returns:
         None: it is not to be noted. Else how many before it were not.
     """
-    bucket = buckets.get(who)
+    bucket = buckets.get(author)
     if bucket is None:
         if len(buckets) >= REFUSED_MAX:
             del buckets[next(iter(buckets))]
-        bucket = buckets[who] = Bucket(REFUSALS_BURST, now)
+        bucket = buckets[author] = Bucket(REFUSALS_BURST, now)
     more = max(0, now - bucket.at) // REFUSAL_AGAIN
     if more:
         bucket.left = min(REFUSALS_BURST, bucket.left + more)
@@ -111,7 +112,7 @@ def is_of_file(name: str) -> bool:
 
 
 def of_name(name: str) -> Refusal | None:
-    """Return why nobody may be called so."""
+    """Return why no person may be called so."""
     folded = name.casefold()
     if is_token(name) and folded not in RESERVED and not folded.startswith(RESERVED_BEGINNINGS):
         return None

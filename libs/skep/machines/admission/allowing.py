@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from skep.access.rights import Action, Ruling, may
-from skep.access.roles import NOBODY, Roles
+from skep.access.roles import Roles
 from skep.wire.changes import Ask, AskPriority
 from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import RolesSeen
@@ -20,15 +22,13 @@ from skep.wire.roles import VC_ROLES, Role
 from skep.wire.spec import PRIORITY_MAX, Problem
 
 
-class Allowing:
+class Allowing(msgspec.Struct):
     """The roles of people, as the facts tell them, and what they allow."""
 
-    def __init__(self) -> None:
-        """Start without people."""
-        self.roles = Roles()
+    roles: Roles = msgspec.field(default_factory=Roles)
 
     def seen(self, fact: Any) -> RolesSeen | None:
-        """Return what a fact of the service `access` means for somebody's roles; None: nothing."""
+        """Return what a fact of the service `access` means for a person's roles; None: nothing."""
         found = self.roles.heard(fact)
         return None if found is None else RolesSeen(person=found[0], standing=found[1])
 
@@ -38,7 +38,7 @@ class Allowing:
 
     def snapshot(self) -> list[RolesSeen]:
         """Return what rebuilds this state."""
-        return [RolesSeen(person=who, standing=each) for who, each in self.roles.people.items()]
+        return [RolesSeen(person=name, standing=each) for name, each in self.roles.people.items()]
 
     def outsider(self, action: Action, person: str, vc: str) -> Problem | None:
         """Return why a person without a role in a VC may ask nothing there, or None.
@@ -80,7 +80,7 @@ class Allowing:
         if ruling:
             return None
         assert ruling.reason is not None, ruling
-        if self.roles.people.get(person, NOBODY).disabled:
+        if self.roles.standing(person).disabled:
             text = f"{person} is disabled: it may do nothing"
             return Problem(path="$", reason=Reason.PERSON_DISABLED, text=text)
         hint = "ask an operator" if ruling.needs is Role.OPERATOR else "ask a manager of the VC"
@@ -88,7 +88,7 @@ class Allowing:
 
 
 def action_of(ask: Ask) -> Action:
-    """Return what somebody wants to do that asks for a change."""
+    """Return which right a request for a change takes."""
     return Action.PRIORITISE if isinstance(ask, AskPriority) else Action.CHANGE
 
 

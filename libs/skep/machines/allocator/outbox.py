@@ -232,6 +232,8 @@ def _bind_command(
         distributed=job.spec.is_distributed,
         python=job.spec.python or "",
         owner=job.owner,
+        secrets=job.spec.secrets,
+        secret_files=job.spec.secret_files,
     )
 
 

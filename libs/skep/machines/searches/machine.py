@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from skep.access.rights import Action, Ruling, may
-from skep.access.roles import NOBODY, Roles
+from skep.access.roles import Roles
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.searches import hearing, plan
 from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
@@ -167,7 +167,7 @@ class SearchesMachine:
             case Facts():
                 for fact in event.facts:
                     if isinstance(fact, RolesSeen):
-                        if self.roles.people.get(fact.person, NOBODY) != fact.standing:
+                        if self.roles.standing(fact.person) != fact.standing:
                             self._record(fact)
                         continue
                     touched.update(self._heard(fact, now))
@@ -608,7 +608,7 @@ class SearchesMachine:
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
         kept: list[Kept] = [SearchesKept(epoch=self.epoch, last_begun=self.last_begun)]
-        kept += [RolesSeen(person=who, standing=each) for who, each in self.roles.people.items()]
+        kept += [RolesSeen(person=name, standing=each) for name, each in self.roles.people.items()]
         for search in self.searches.values():
             kept.append(SearchKept(msgspec.structs.replace(search, trials={})))
             kept += [

@@ -25,7 +25,7 @@ class Drf(Policy, frozen=True):
 
     A dominant share is the largest of the parts that an owner has of the VC's GPUs, processors and
     memory. Jobs with the same value of the label `by` have one owner; a job without the label has
-    an owner of its own.
+    an owner of its own. The label `user` of a job that a person submitted is that person.
     """
 
     name: ClassVar[str] = "drf"
@@ -81,7 +81,8 @@ class Drf(Policy, frozen=True):
         return Plan(turns=tuple(turns), strict=self.strict)
 
     def _owner(self, job: JobView) -> str:
-        return job.spec.labels.get(self.by, f"job {job.job}")
+        found = job.label(self.by)
+        return f"job {job.job}" if found is None else found
 
 
 def amounts(job: JobView) -> Amounts:

@@ -181,7 +181,7 @@ class Gandiva(Policy, frozen=True):
         """Return a job's weight: that of its label, times that of its pack."""
         if not self.weights and not self.introspect:
             return 1.0
-        value = job.spec.labels.get(self.label)
+        value = job.label(self.label)
         label_weight = next((weight for name, weight in self.weights if name == value), 1.0)
         return label_weight * weight(job) if self.introspect and job.proven_milli else label_weight
 

@@ -97,7 +97,7 @@ class YarnCs(Policy, frozen=True):
         Returns:
             The name of the queue, and that of the pin; empty: none.
         """
-        return job.spec.labels.get(self.label, ""), job.pin
+        return job.label(self.label) or "", job.pin
 
 
 def _place_in_line(job: JobView) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from skep.wire.changes import (
     AskCheckpoint,
     AskMigrate,
     AskPack,
+    AskPriority,
     AskResize,
     AskResume,
     AskSuspend,
@@ -29,6 +30,7 @@ from skep.wire.changes import (
     AskUnpack,
     ChangeAsked,
     Goal,
+    JobPrioritised,
     Result,
 )
 from skep.wire.commands import Checkpoint, Resume
@@ -50,6 +52,9 @@ def ask(tx: Transaction, fact: ChangeAsked, now: Instant) -> None:
     if job is None:
         change_ends.over(tx, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
         return
+    if isinstance(fact.ask, AskPriority):
+        _prioritise(tx, job, taken, fact.ask.priority, now)
+        return
     waits = job.state in (State.QUEUED, State.RESERVED)
     if waits and isinstance(fact.ask, AskPack):
         change_ends.over(tx, taken, *packing.answer(tx, job, fact.ask, now))
@@ -61,6 +66,18 @@ def ask(tx: Transaction, fact: ChangeAsked, now: Instant) -> None:
         change_ends.over(tx, job.asked, Result.OVERTAKEN, now, Reason.OVERTAKEN)
     tx.record(taken)
     follow(tx, job, now)
+
+
+def _prioritise(
+    tx: Transaction, job: JobState, taken: AskTaken, priority: int, now: Instant
+) -> None:
+    """Let a waiting job have another priority. One that has GPUs has been chosen by its own."""
+    if job.state is not State.QUEUED:
+        change_ends.over(tx, taken, Result.REFUSED, now, Reason.NOT_WAITING, f"it is {job.state}")
+        return
+    if priority != job.spec.priority:
+        tx.record(JobPrioritised(job=job.job, priority=priority, number=taken.number, at=now))
+    change_ends.over(tx, taken, Result.DONE, now)
 
 
 def follow(tx: Transaction, job: JobState, now: Instant) -> None:

@@ -313,6 +313,7 @@ def of_job(tx: Transaction, job: JobState) -> JobView | None:
         pause=move_costs.pause(tx.state, job),
         trial=trial_facts.number(tx.state, job),
         measured=job_rates.solo(tx, job, pace) > 0,
+        owner=job.owner,
         **trial_limits.limits(tx.state, job.job),
         **pairs.shown(tx.state, job),
         **pace,

@@ -1,0 +1,1 @@
+"""The launcher: the one privileged process of a node. Standard library only."""

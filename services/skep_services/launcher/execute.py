@@ -1,0 +1,451 @@
+"""The way of a process from the launcher's rights to those of a job.
+
+It begins as a copy of the launcher, and does one thing after the other, each of which cannot be
+undone: it joins its control groups, gets mounts of its own, gives up every capability and then its
+account. Only after that does it touch what the job names: its folder, its script, its program. So
+no path of a job is ever followed with root's rights. What goes wrong is said through a pipe, which
+the executed program closes. Standard library only.
+
+To move a process to another control group takes the kernel 10 ms on an idle machine (it waits for
+every processor), so a copy waits in the groups of the next run before there is one: the `Spare`.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from skep_services.agent.runner_launch import (
+    NODE_ERRNOS,
+    NotStarted,
+    explain,
+    script_trouble,
+    workdir_trouble,
+)
+from skep_services.launcher import kernel
+from skep_services.launcher.accounts import Account
+from skep_services.launcher.policy import Limits
+
+EXECUTE_SECONDS_MAX = 10.0
+"""How long a process may take from its fork to its program: milliseconds, but for a workdir on a
+file server that hangs. The launcher waits that long, and so do the other jobs of the node."""
+
+SIZES = struct.Struct(">II")
+SAID_BYTES_MAX = 64 * 1024
+FAILED = 127
+PIDS_SPARE = 64
+OOM_SCORE = "200"
+OWN_MEMORY = "/dev/shm"  # noqa: S108 - of the job's own
+OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
+PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
+
+
+class View(NamedTuple):
+    """What a process sees of its machine. Empty: what everybody sees."""
+
+    scratch: str
+    """The folder with its `tmp` and `shm`."""
+    hides_processes: bool
+    hidden: tuple[str, ...]
+
+
+class Request(NamedTuple):
+    """One process to execute, as its launcher has decided."""
+
+    plan: Mapping[str, Any]
+    account: Account
+    mark: int
+    joins: Sequence[str]
+    view: View
+    limits: Limits
+    umask: int
+    null: int
+    output: int
+    makes_checkpoints: bool
+
+
+class Spare:
+    """A copy of the launcher that waits in the groups of a run for what the run is to be.
+
+    It ends by itself when the launcher does.
+    """
+
+    def __init__(self, mark: int, joins: Sequence[str]) -> None:
+        """Make the copy.
+
+        Args:
+            mark: The number of the run that it will be.
+            joins: The files that it joins its groups by.
+        """
+        self.mark = mark
+        self._ours, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _wait(theirs, joins)
+        theirs.close()
+
+    def take(self, request: Request, writer: int) -> bool:
+        """Have the copy become a run; return whether it is still there."""
+        text = json.dumps([request.plan, request.account, request.mark, request.view]).encode()
+        rest = json.dumps([request.limits, request.umask, request.makes_checkpoints]).encode()
+        head = SIZES.pack(len(text), len(rest))
+        try:
+            socket.send_fds(self._ours, [head], [request.null, request.output, writer])
+            self._ours.sendall(text + rest)
+        except OSError:
+            return False
+        finally:
+            self._ours.close()
+        return True
+
+    def close(self) -> None:
+        """Let the copy end."""
+        self._ours.close()
+
+
+def _wait(theirs: socket.socket, joins: Sequence[str]) -> None:
+    """Join the groups, and become the run that is told; never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        # Else a client that the launcher hangs up on would not see it.
+        kept = theirs.fileno()
+        for low, high in ((3, kept), (kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
+            os.closerange(low, high)
+        for path in joins:
+            _join(path)
+        head, handles, _, _ = socket.recv_fds(theirs, SIZES.size, 3)
+        if len(head) < SIZES.size or len(handles) != 3:
+            os._exit(0)  # The launcher has ended.
+        sizes = SIZES.unpack(head)
+        plan, account, mark, view = json.loads(theirs.recv(sizes[0], socket.MSG_WAITALL))
+        limits, umask, makes = json.loads(theirs.recv(sizes[1], socket.MSG_WAITALL))
+        null, output, writer = handles
+        for handle in handles:
+            os.set_inheritable(handle, False)
+        name, uid, gid, groups, home, shell = account
+        request = Request(
+            plan=plan,
+            account=Account(name, uid, gid, tuple(groups), home, shell),
+            mark=mark,
+            joins=(),
+            view=View(view[0], view[1], tuple(view[2])),
+            limits=Limits(*limits),
+            umask=umask,
+            null=null,
+            output=output,
+            makes_checkpoints=makes,
+        )
+        _child(request, writer)
+    finally:
+        os._exit(FAILED)
+
+
+def execute(request: Request, spare: Spare | None = None) -> int | NotStarted:
+    """Return the pid of a process that executes the job's program, or why it does not.
+
+    The caller reaps the pid; one that was not started is reaped here.
+
+    Args:
+        request: What it is to be.
+        spare: A copy that waits in the groups of this run.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    if spare is not None and spare.take(request, writer):
+        pid = spare.pid
+    else:
+        pid = os.fork()
+        if pid == 0:
+            _child(request, writer)
+    os.close(writer)
+    try:
+        said = _said(reader)
+    finally:
+        os.close(reader)
+    if said == b"":
+        return pid
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+        text = f"workdir {request.plan['workdir']} did not answer in {EXECUTE_SECONDS_MAX:.0f} s"
+        _reap(pid)
+        return NotStarted(text)
+    _reap(pid)
+    try:
+        detail, of_node = json.loads(said)
+    except ValueError:
+        return NotStarted("the process ended before it executed the command", of_node=True)
+    return NotStarted(str(detail), of_node=bool(of_node))
+
+
+def _reap(pid: int) -> None:
+    """Wait for a process that is about to end; one that hangs is left to the reaper of all."""
+    until = time.monotonic() + 1.0
+    while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _said(reader: int) -> bytes | None:
+    """Return what a process said until it closed its end; None: it did neither in time."""
+    said = b""
+    until = time.monotonic() + EXECUTE_SECONDS_MAX
+    while len(said) < SAID_BYTES_MAX:
+        ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            return None
+        piece = os.read(reader, SAID_BYTES_MAX)
+        if not piece:
+            return said
+        said += piece
+    return said
+
+
+def _child(request: Request, writer: int) -> None:
+    """Become the job's process; never returns."""
+    step = "preparing"
+    try:
+        signal.set_wakeup_fd(-1)
+        step = "joining its control group"
+        for path in request.joins:
+            _join(path)
+        step = "getting mounts of its own"
+        _see(request.view, request.account)
+        step = "setting its limits"
+        _bound(request)
+        step = "giving up root"
+        _descend(request.account)
+        trouble = _enter(request)
+        if trouble is not None:
+            _say(writer, *trouble)
+            os._exit(FAILED)
+        step = "executing"
+        _run(request, writer)
+    except OSError as error:
+        text = f"the process could not be kept apart, {step}: {error.strerror} ({error.filename})"
+        _say(writer, text, True)
+    except BaseException as error:
+        _say(writer, f"the process could not be kept apart, {step}: {error!r}", True)
+    os._exit(FAILED)
+
+
+def _say(writer: int, detail: str, of_node: bool) -> None:
+    os.write(writer, json.dumps([detail, of_node]).encode()[:SAID_BYTES_MAX])
+
+
+def _join(path: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.write(file, b"0")
+    os.close(file)
+
+
+def _see(view: View, account: Account) -> None:
+    if not (view.scratch or view.hides_processes or view.hidden):
+        return
+    kernel.unshare_mounts()
+    if view.scratch:
+        for place in ("/tmp", "/var/tmp"):  # noqa: S108 - they become the job's own
+            kernel.bind(os.path.join(view.scratch, "tmp"), place)
+        kernel.bind(os.path.join(view.scratch, "shm"), "/dev/shm")  # noqa: S108
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    for place in view.hidden:
+        if os.path.isdir(place):
+            kernel.mount("none", place, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,mode=0")
+        elif os.path.exists(place):
+            kernel.mount("/dev/null", place, "", kernel.MS_BIND)
+    if view.hides_processes:
+        # After the mounts, which are made by paths of /proc too.
+        kernel.mount("proc", "/proc", "proc", flags, "hidepid=2")
+
+
+def _bound(request: Request) -> None:
+    limits = request.limits
+    os.setsid()
+    os.umask(request.umask)
+    # The launcher is spared when the machine has no memory left; a job goes before services.
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(OOM_SCORE)
+    for which, value in (
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CORE, limits.core),
+        (resource.RLIMIT_MEMLOCK, limits.locked_memory),
+    ):
+        _limit(which, value)
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
+    if hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_RTTIME, (request.mark, hard))
+    cpus = request.plan["env"].get("SKEP_CPUS", "")
+    wanted = {int(cpu) for cpu in cpus.split(",") if cpu.isdecimal()} & os.sched_getaffinity(0)
+    if wanted:
+        os.sched_setaffinity(0, wanted)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _limit(which: int, most: int) -> None:
+    """Set a limit; in a container that may raise none, one that is lower already stays."""
+    hard = resource.getrlimit(which)[1]
+    try:
+        resource.setrlimit(which, (most, most))
+    except ValueError:
+        resource.setrlimit(which, (hard, hard))
+
+
+def _descend(account: Account) -> None:
+    """Become the account for good."""
+    os.setgroups(account.groups)
+    kernel.drop_all_capabilities()
+    kernel.forbid_new_privileges()
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+    assert os.getresuid() == (account.uid,) * 3
+    assert account.uid != 0
+    assert os.getresgid() == (account.gid,) * 3
+    assert account.gid != 0
+
+
+def _enter(request: Request) -> tuple[str, bool] | None:
+    """Go to the job's folder; return why that is not possible, and whether it is the node's fault.
+
+    The folder of a process that names none is its account's home, else its own /tmp.
+    """
+    plan, account = request.plan, request.account
+    if request.makes_checkpoints:
+        try:
+            os.makedirs(plan["checkpoints"], mode=0o700, exist_ok=True)
+        except OSError as error:
+            text = f"checkpoints {plan['checkpoints']} cannot be made: {error.strerror}"
+            return text, error.errno in NODE_ERRNOS
+    workdir = plan["workdir"]
+    if not workdir:
+        workdir = account.home if account.home and os.path.isdir(account.home) else OWN_TMP
+    trouble = workdir_trouble(workdir)
+    if trouble is None:
+        os.chdir(workdir)
+        trouble = script_trouble(plan["script"], workdir)
+    if trouble is not None:
+        return trouble.replace("by this user", f"by {account.name}"), False
+    return None
+
+
+def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Make the files of a plan in the job's own memory; return the variables with their paths."""
+    files = plan.get("files", {})
+    if not files:
+        return {}
+    folder = os.path.join(OWN_MEMORY, ".skep", plan["token"])
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for name, content in files.items():
+        path = os.path.join(folder, name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o400), "wb") as file:
+            file.write(base64.b64decode(content))
+    return {name: os.path.join(folder, name) for name in files}
+
+
+def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
+    """Return the whole environment of a process: the plan's, and what an account's begins with."""
+    usual = {
+        "PATH": PATH_DEFAULT,
+        "HOME": account.home or OWN_TMP,
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": account.shell,
+    }
+    return {**usual, **plan["env"]}
+
+
+def _run(request: Request, writer: int) -> None:
+    plan, account = request.plan, request.account
+    argv, env = plan["argv"], {**variables(plan, account), **_make_files(plan)}
+    os.dup2(request.null, 0)
+    os.dup2(request.output, 1)
+    os.dup2(request.output, 2)
+    # Everything else closes at the exec; that this is so is not left to what opened it.
+    os.set_inheritable(writer, False)
+    for low, high in ((3, writer), (writer + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):
+        os.closerange(low, high)
+    try:
+        _replace(argv, env)
+    except OSError as error:
+        number = error.errno or errno.EINVAL
+        text = explain(error, argv[0], env, os.getcwd())
+        _say(writer, text, number in NODE_ERRNOS)
+    except ValueError as error:
+        text = f"the command, its environment or workdir cannot be passed to exec: {error}"
+        _say(writer, text, False)
+    os._exit(FAILED)
+
+
+def _replace(argv: list[str], env: Mapping[str, str]) -> None:
+    """Execute a command, found by the environment's PATH; returns never.
+
+    Raises:
+        OSError: It cannot be executed. A folder of PATH that may not be entered is passed over.
+        ValueError: A text has a NUL, or a name a `=`.
+    """
+    last: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    places = [""] if "/" in argv[0] else os.get_exec_path(env)
+    for place in places:
+        try:
+            os.execve(os.path.join(place, argv[0]), argv, env)  # noqa: S606 - no shell
+        except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
+                raise
+            last = error if error.errno == errno.EACCES else last
+    raise last
+
+
+def reached(account: Account, workdir: str) -> str:
+    """Return where a folder really is, entered with the rights of an account; empty: it cannot be.
+
+    Args:
+        account: Whose rights.
+        workdir: The folder.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _descend(account)
+            os.chdir(workdir)
+            os.write(writer, os.fsencode(os.getcwd()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said = _said(reader)
+    os.close(reader)
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+    return os.fsdecode(said or b"")
+
+
+def can(view: View) -> str:
+    """Return why a process cannot get this view, or an empty text; tried in a process."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _see(view, Account("", 1, 1, (), ""))
+            os.write(writer, b"ok")
+        except OSError as error:
+            os.write(writer, f"{error.strerror} ({error.filename})".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    said = _said(reader) or b"no word"
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return "" if said == b"ok" else said.decode(errors="replace")
+
+
+assert sys.platform == "linux", "there are no namespaces elsewhere"

@@ -1,0 +1,1 @@
+"""A cluster of machines that are network namespaces: with servers, nodes and certificates."""
