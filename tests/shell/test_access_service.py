@@ -1,4 +1,4 @@
-"""The access service in its shell: requests by the bus, a signer that fails, and a crash between."""
+"""The access service in its shell: requests by the bus, a signer that fails, a crash between."""
 
 from __future__ import annotations
 
