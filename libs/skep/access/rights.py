@@ -80,9 +80,11 @@ RIGHTS: dict[Action, Right] = {
     ),
     Action.READ_LOGS: Right(Scope.JOB, Role.VIEWER, Role.MANAGER, "read the logs of a job"),
     Action.ASK_WHAT_IF: Right(
-        Scope.JOB, Role.VIEWER, Role.VIEWER, "ask what would start a job, and what it would delay"
+        Scope.JOB, Role.VIEWER, Role.VIEWER, "ask what would start a job that waits"
     ),
-    Action.SUBMIT: Right(Scope.JOB, Role.SUBMITTER, Role.SUBMITTER, "submit jobs"),
+    Action.SUBMIT: Right(
+        Scope.JOB, Role.SUBMITTER, Role.SUBMITTER, "submit jobs, and ask what would become of one"
+    ),
     Action.CANCEL: Right(Scope.JOB, Role.SUBMITTER, Role.MANAGER, "cancel a job"),
     Action.CHANGE: Right(
         Scope.JOB,

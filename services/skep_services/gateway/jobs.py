@@ -212,6 +212,7 @@ class Jobs:
         told["trials"] = indexer.fold.ledger.of(job.row.job)
         told["reasons"] += lines(job)
         if number(request, "what_if", 0):
+            check(Action.ASK_WHAT_IF, caller_of(request), job.row.vc, job.row.owner)
             told["what_if"] = await self._drafts.what_if(caller_of(request), job)
             if not caller_of(request).ruling(Action.SEE_VALUES, job.row.vc, job.row.owner):
                 for option in (*told["what_if"]["options"], *told["what_if"]["in_vain"]):

@@ -100,7 +100,7 @@ class Drafts:
         if len(body) > SPEC_BYTES_MAX:
             raise too_large()
         vc = vc_of(body)
-        submits(Action.ASK_WHAT_IF, caller, vc)
+        submits(Action.SUBMIT, caller, vc)
         judged = await self._judge(vc, body, caller.person)
         if judged.spec is None:
             raise refused(422, judged.problems[0].reason, judged.problems, None)
