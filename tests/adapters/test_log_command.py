@@ -152,7 +152,7 @@ async def test_an_attack_is_survived_found_and_repaired(
     odd = {each["stream"]: [one["sequence"] for one in each["odd"]] for each in told["logs"]}
     assert (code, odd) == (
         exits.FAILED,
-        {"ADMISSION": [], "ALLOC": [2, 4, 7], "SEARCH": [], "PROFILES": []},
+        {"ADMISSION": [], "ALLOC": [2, 4, 7], "SEARCH": [], "PROFILES": [], "ACCESS": []},
     )
     assert {one["why"] for one in told["logs"][1]["odd"]} == {"it is no record"}
     assert '"err_code":10060' in told["logs"][1]["odd"][0]["begins"]

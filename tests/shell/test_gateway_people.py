@@ -13,6 +13,7 @@ from nacl.signing import SigningKey
 
 from skep.units import NS_PER_SECOND, Duration, seconds
 from skep_services.access import secrets
+from skep_services.gateway import asking
 from skep_services.gateway.authentication import ATTEMPTS
 from skep_services.gateway.bodies import SMALL_BYTES_MAX
 from skep_services.gateway.joins import renewal_text
@@ -160,6 +161,24 @@ async def test_what_touches_others_is_in_the_audit_log(tmp_path: Path) -> None:
         assert {line.get("vc") for line in others if line["actor"] != "mia"} == {"nlp"}
         about = (await bob.get("/v1/audit"))["lines"]
         assert {line["target"].partition("/")[0] for line in about} == {"bob"}
+
+
+async def test_what_cannot_be_noted_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.05)
+    async with opened(tmp_path) as house:
+        await house.with_nodes()
+        ada = await house.with_person("ada", nlp="submitter")
+        mia = await house.with_person("mia", nlp="manager")
+        job = (await ada.json("POST", "/v1/jobs", 201, spec()))["job"]
+        await house.caught_up()
+        house.access.deaf = True
+        assert await reason(mia.json("DELETE", f"/v1/jobs/{job}", 503)) == "access-away"
+        assert await reason(mia.json("POST", "/v1/tokens", 503, {"name": "x"})) == "access-away"
+        # One's own jobs, and the way in of the last resort.
+        await ada.json("DELETE", f"/v1/jobs/{job}", 202)
+        await house.op.json("POST", "/v1/admin/drain", 202, {"node": "node-1"})
 
 
 async def test_a_node_joins_renews_and_is_removed(tmp_path: Path) -> None:

@@ -322,7 +322,9 @@ class Searches:
         if end is not None:
             text = f"{search.search} is over already: {end.why}"
             raise ApiError(409, Reason.ALREADY_ENDED, text)
-        await self._asked(request, search.spec.vc, {"do": "cancel", "search": search.search})
+        caller, vc = caller_of(request), search.spec.vc
+        await self._submitter.note(caller, "cancel search", search.search, vc, search.owner)
+        await self._asked(request, vc, {"do": "cancel", "search": search.search})
         return json_response({"search": search.search, "accepted": True}, 202)
 
     async def ask(self, request: web.Request) -> web.StreamResponse:

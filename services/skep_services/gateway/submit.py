@@ -159,8 +159,7 @@ class Submitter:
         if row.state in ENDED:
             text = f"{row.job} has already ended: {row.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
-        if row.owner != caller.person:
-            await self._note(caller, "cancel", row.job, row.vc)
+        await self.note(caller, "cancel", row.job, row.vc, row.owner)
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -204,8 +203,7 @@ class Submitter:
         problems = parse_ask(body)
         if isinstance(problems, list):
             raise refused(422, problems[0].reason, problems, row.job)
-        if row.owner != caller.person:
-            await self._note(caller, name, row.job, row.vc)
+        await self.note(caller, name, row.job, row.vc, row.owner)
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
@@ -266,6 +264,15 @@ class Submitter:
             return decided()
         finally:
             del self._pending[inbox], self._of_searches[inbox]
+
+    async def note(self, caller: Caller, action: str, target: str, vc: str, owner: str) -> None:
+        """Write into the audit log what a caller does to what is another's, before it is done.
+
+        Raises:
+            ApiError: It cannot be written (503).
+        """
+        if owner != caller.person:
+            await self._note(caller, action, target, vc)
 
     async def tell(self, caller: Caller, verb: str, message: Any) -> Answer:
         """Publish an operator's change.
