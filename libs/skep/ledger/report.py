@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from skep.ledger.blame.usage import Tally, Usage, Group
+from skep.ledger.blame.usage import Group, Tally, Usage
 
 EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 QUANTILES = (50, 95)

@@ -10,7 +10,7 @@ from skep.ledger.blame.holders import Holders
 from skep.ledger.blame.lives import Life
 from skep.ledger.blame.state import Blame
 from skep.ledger.blame.told import Total
-from skep.ledger.blame.usage import Tally, Group
+from skep.ledger.blame.usage import Group, Tally
 
 
 class BlameKept(msgspec.Struct, frozen=True, kw_only=True, tag="blame-kept"):
