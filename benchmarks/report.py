@@ -36,10 +36,10 @@ from skep_services.simulations.logged import LoggedRun
 
 DAY_NS = 86_400 * NS_PER_SECOND
 OPPORTUNISTIC = 0.15
-"""The part of the jobs that run on idle GPUs, and lose their work when these are wanted back."""
+"""The part of the jobs that run on idle GPUs, and are suspended when these are wanted back."""
 TROUBLES_A_DAY = 5
 CAN = ("suspend", "release", "migrate", "rebind")
-"""What jobs can: no checkpoint is among it, so what is stopped loses its work."""
+"""What jobs can. No checkpoint is among it: what is stopped, and not suspended, is lost."""
 PEOPLE = 3
 """Persons of the smallest tenant; the others have more by their jobs."""
 
@@ -127,6 +127,7 @@ def _owned(job: TraceJob, rng: random.Random) -> TraceJob:
 def _measure(path: Path, runs: int) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     fold_s, table_ms = list[float](), list[float]()
+    blame, facts, told = Blame(), 0, (0, 0)
     for _ in range(runs):
         began = time.process_time()
         blame, facts = Blame(), 0

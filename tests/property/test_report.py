@@ -142,7 +142,14 @@ def days_in(usages: tuple[Usage, ...]) -> list[int]:
 
 
 def test_tallies_add_every_figure() -> None:
-    one = Tally(*range(1, 12), {3: 1, 5: 2})
-    other = Tally(*range(10, 120, 10), {5: 1})
-    one.add(other)
-    assert one == Tally(*(number * 11 for number in range(1, 12)), {3: 1, 5: 3})
+    figures = [name for name in Tally.__struct_fields__ if name != "start_waits"]
+
+    def tally(step: int, waits: dict[int, int]) -> Tally:
+        made = Tally(start_waits=waits)
+        for number, figure in enumerate(figures, 1):
+            setattr(made, figure, number * step)
+        return made
+
+    one = tally(1, {3: 1, 5: 2})
+    one.add(tally(10, {5: 1}))
+    assert one == tally(11, {3: 1, 5: 3})

@@ -50,7 +50,7 @@ async def renew(home: str) -> list[str]:
         ValueError: `cluster.json` cannot be used.
     """
     cluster = boot.read_cluster(home)
-    bus = (folder.read_json(folder.pids_path(home)) or {}).get(NATS)
+    bus: dict[str, int] = (folder.read_json(folder.pids_path(home)) or {}).get(NATS, {})
     if cluster is None or not folder.is_alive(bus):
         text = f"no cluster runs in {home}: there is nothing to renew; `skep up` does it at a start"
         raise NotRunningError(text)
