@@ -178,7 +178,10 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
 
     async def look_after(reload: Callable[[], None]) -> None:
         notify.tell(notify.status("up"))
-        await asyncio.gather(_renew_certificate(home, reload), _follow_servers(home, known, reload))
+        await asyncio.gather(
+            _always("certificate", lambda: _renew_certificate(home, reload)),
+            _always("servers", lambda: _follow_servers(home, known, reload)),
+        )
 
     supervisor = Supervisor(
         home, children, prepare=lambda: prepare(home, file), stop_jobs=_no_jobs, admit=look_after
