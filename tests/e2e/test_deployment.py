@@ -175,6 +175,8 @@ def test_certificates_are_renewed_while_jobs_run(cluster: Typed) -> None:
     before = own("server"), own("a")
     cluster.good("server", "server", "rotate-certs")
     cluster.good("a", "node", "renew")
+    log = cluster.folder / "server.log"
+    bed.until(lambda: "certificate replaced" in log.read_text(), "the bus reads the certificate")
     assert own("server") != before[0]
     assert own("a") != before[1]
     done = cluster.skep(

@@ -28,15 +28,11 @@ def documents(path: Path) -> list[Any]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case dict():
-            for each in value.values():
-                yield from strings(each)
-        case list():
-            for each in value:
-                yield from strings(each)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
 
 
 def test_there_are_files_to_check() -> None:

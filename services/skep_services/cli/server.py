@@ -358,8 +358,8 @@ def _rotate(arguments: Namespace) -> int:
     if arguments.json:
         print_json({"server": file.name, "days": round(days, 1), "hosts": list(file.me.hosts)})
     else:
-        hosts = ", ".join(file.me.hosts)
-        print(f"{file.name} has a new certificate, valid for {days:.0f} days: {hosts}")
+        told = ", ".join(file.me.hosts)
+        print(f"{file.name} has a new certificate, valid for {days:.0f} days: {told}")
         print("  what runs takes it in within seconds; nothing stops")
     return exits.OK
 

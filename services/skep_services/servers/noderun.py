@@ -18,7 +18,7 @@ from skep_services.supervisor import survivors
 from skep_services.supervisor.children import FINAL_CODES, Child, bound_log
 from skep_services.supervisor.run import LOG_CHECK_EVERY_S, say
 
-Renew = Callable[[str], None]
+Renew = Callable[[str], object]
 """Has a node's certificate and identity signed anew, if it has to be."""
 
 RENEW_EVERY_S = 3600.0

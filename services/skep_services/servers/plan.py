@@ -120,7 +120,7 @@ def node_plan(file: NodeFile, home: str) -> ChildPlan:
 def _service(file: ServerFile, service: str, env: Mapping[str, str], home: str) -> ChildPlan:
     identity = service if service == nats_access.DOOR else setup.service_identity(file, service)
     state = os.path.join(home, service)
-    peers = ()
+    peers: tuple[str, ...] = ()
     if service in nats_access.REPLICATED:
         every = nats_access.replica_identities(service, file.size)
         peers = tuple(one for one in every if one != identity)

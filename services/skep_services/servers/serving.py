@@ -178,7 +178,10 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
 
     async def look_after(reload: Callable[[], None]) -> None:
         notify.tell(notify.status("up"))
-        await asyncio.gather(_renew_certificate(home, reload), _follow_servers(home, known, reload))
+        await asyncio.gather(
+            _always("certificate", lambda: _renew_certificate(home, reload)),
+            _always("servers", lambda: _follow_servers(home, known, reload)),
+        )
 
     supervisor = Supervisor(
         home, children, prepare=lambda: prepare(home, file), stop_jobs=_no_jobs, admit=look_after
@@ -301,9 +304,19 @@ def _lost(error: Exception) -> None:
     say("the bus connection is lost", error=str(error))
 
 
+async def _always(what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do what is beside the services; again if it fails, as on a full disk: they go on."""
+    while True:
+        try:
+            await work()
+        except Exception as error:
+            say("not looked after", what=what, error=f"{type(error).__name__}: {error}")
+        await asyncio.sleep(LOOK_LATER_EVERY_S)
+
+
 async def _renew_certificate(home: str, reload: Callable[[], None]) -> None:
     """Issue the certificate anew in time, and have the bus read a new one, until cancelled."""
-    replaced, looked_at = Replaced(tls_of(home)), time.monotonic()
+    replaced, looked_at = Replaced(tls_of(home).paths), time.monotonic()
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
         if time.monotonic() - looked_at >= RENEW_EVERY_S:
