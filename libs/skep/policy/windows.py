@@ -21,8 +21,8 @@ AHEAD_MAX = seconds(366 * 86_400.0)
 LATE = seconds(60.0)
 """A window may have begun so long ago when it is booked: messages and clocks take time."""
 UNKNOWN_SHUNS = seconds(3600.0)
-"""A job of which it is not known how long it runs keeps away from a window for so long before it: it
-may run into one that begins later, and leaves when that begins."""
+"""A job of unknown length keeps away from a window for so long before it. It may run into one that
+begins later, and leaves when that begins."""
 
 
 class Wrong(NamedTuple):
