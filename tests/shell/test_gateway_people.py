@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from nacl.signing import SigningKey
 
+from skep import __version__
 from skep.units import NS_PER_SECOND, Duration, seconds
 from skep_services.access import secrets
 from skep_services.gateway import asking
@@ -43,7 +44,7 @@ def joining(text: str, node: str = "n1", **fields: Any) -> dict[str, Any]:
         "node": node,
         "key": bus_key(KEY),
         "request": REQUEST,
-        "version": "0",
+        "version": __version__,
         **fields,
     }
 

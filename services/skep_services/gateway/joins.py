@@ -228,7 +228,7 @@ def _check_request(request: str) -> None:
         raise ApiError(422, Reason.BAD_VALUE, f"`request`: {error}") from None
 
 
-def _check_version(version: str, who: str) -> None:
+def _check_version(version: str, machine: str) -> None:
     """Stop a node whose messages the services could not read, or that could not read theirs.
 
     Raises:
@@ -237,7 +237,7 @@ def _check_version(version: str, who: str) -> None:
     if not version:
         return
     try:
-        check_meeting(version, who)
+        check_meeting(version, machine)
     except VersionError as error:
         raise ApiError(409, "versions-cannot-meet", str(error)) from None
 
