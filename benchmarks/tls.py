@@ -300,8 +300,11 @@ async def _path(sides: dict[str, Side], path: str, rounds: int, seconds: float) 
             took, after = time.monotonic() - began, side.cpu_s()
             if round_ >= 0:  # The first pairs warm up.
                 spent = [later - earlier for later, earlier in zip(after, before, strict=True)]
-                for values, value in zip(found[name], (count, took, *spent), strict=True):
-                    values.append(value)
+                each_ = found[name]
+                each_.counts.append(count)
+                each_.took_s.append(took)
+                each_.cluster_s.append(spent[0])
+                each_.client_s.append(spent[1])
     plain, tls = found["plain"], found["tls"]
     pairs = [one / other for one, other in zip(tls.rates(), plain.rates(), strict=True)]
     figures = {name: each.figures() for name, each in found.items()}
