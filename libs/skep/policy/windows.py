@@ -135,7 +135,9 @@ def known_length(spec: JobSpec, served: int, fits: FitsKept) -> Duration | None:
     return long if limit is None else min(limit, long)
 
 
-def keeps_out(window: Window, vc: str, length: Duration | None, now: Instant) -> bool:
+def keeps_out(
+    window: Window, vc: str, length: Duration | None, now: Instant, *, opened: bool
+) -> bool:
     """Return whether a job must not begin on the nodes of a window.
 
     Args:
@@ -143,7 +145,12 @@ def keeps_out(window: Window, vc: str, length: Duration | None, now: Instant) ->
         vc: The VC of the job.
         length: How long it runs at most; None: that is not known.
         now: The time of the decision.
+        opened: Whether the window is open: so it stays if the clock was set back.
     """
-    if (window.vc and window.vc == vc) or window.ends <= now:
+    if window.vc and window.vc == vc:
+        return False
+    if opened:
+        return True
+    if window.ends <= now:
         return False
     return window.begins <= after(now, UNKNOWN_SHUNS if length is None else length)

@@ -24,7 +24,7 @@ def kept_from(tx: Transaction, job: JobState, now: Instant) -> dict[str, str]:
     return {
         node: name
         for name, window in windows.items()
-        if keeps_out(window, job.spec.vc, length, now)
+        if keeps_out(window, job.spec.vc, length, now, opened=name in tx.state.opened)
         for node in window.nodes
     }
 
@@ -53,8 +53,8 @@ def closed(tx: Transaction, job: JobState, now: Instant) -> bool:
     if not tx.state.windows:
         return False
     return any(
-        window.begins <= now < window.ends
+        (name in tx.state.opened or window.begins <= now < window.ends)
         and not (window.vc and window.vc == job.spec.vc)
-        and any(name in job.parts for name in window.nodes)
-        for window in tx.state.windows.values()
+        and any(node in job.parts for node in window.nodes)
+        for name, window in tx.state.windows.items()
     )

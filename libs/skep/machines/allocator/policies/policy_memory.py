@@ -73,6 +73,8 @@ class Planned:
         """Jobs that had a turn or an action in the last plan."""
         self.open = False
         """Whether a job of the last plan's turns waits still."""
+        self.limited = False
+        """Whether a job of the last plan waits for what its person has elsewhere in the VC."""
         self.outside = False
         """Whether what such a job waits for may be in others' hands."""
         self.fallen = False

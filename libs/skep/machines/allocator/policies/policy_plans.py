@@ -122,7 +122,7 @@ def _return(tx: Transaction, now: Instant, room: int) -> int:
 def _asks(tx: Transaction, planned: Planned, now: Instant) -> bool:
     """Return whether a VC is to be planned again now."""
     asks = planned.due or (planned.look_at is not None and planned.look_at <= now)
-    elsewhere = planned.open and planned.outside
+    elsewhere = (planned.open and planned.outside) or planned.limited
     asks = asks or (elsewhere and planned.changes != tx.soft.changes)
     every = tx.settings.plan_every
     if asks and every and now % every:
@@ -169,6 +169,7 @@ def _run(tx: Transaction, planned: Planned, now: Instant, room: int) -> int:
         advising.note(tx, planned, plan.following, now)
     planned.named = jobs | dict.fromkeys([action.job for action in plan.actions])
     planned.line = tuple(turn.job for turn in plan.turns)
+    planned.limited = any(hold.why is Reason.PERSON_LIMIT for hold in plan.holds)
     planned.lent_at = -1
     cell_watch.policy_right(tx, planned.vc, Reason.POLICY_FAILED, now)
     if plan.look_at is not None:
