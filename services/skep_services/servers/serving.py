@@ -40,6 +40,8 @@ LOOK_EVERY_S = 0.5
 """Between two looks for servers that are still to come: a person waits."""
 LOOK_LATER_EVERY_S = 5.0
 TRY_EVERY_S = 0.5
+ALARM_AFTER_S = 15.0
+"""How long a stream may be missing or other than planned before that is an alarm: two elections."""
 CHECK_EVERY_S = 2.0
 """How often it is looked whether this machine's certificate was replaced."""
 RENEW_EVERY_S = 24 * 3600.0
@@ -224,13 +226,19 @@ async def prepare(home: str, file: ServerFile) -> None:
         MissingStreamError: A stream is gone.
         DriftedStreamError: A stream is not as it should be.
     """
-    told = ""
+    told, alarmed_at = "", 0.0
     while True:
         try:
             await _prepare(home, file)
-        except (MissingStreamError, DriftedStreamError):
-            raise
+        except (MissingStreamError, DriftedStreamError) as error:
+            # Servers make the streams at the same time: one that was just made is not whole yet.
+            alarmed_at = alarmed_at or time.monotonic()
+            if time.monotonic() - alarmed_at > ALARM_AFTER_S:
+                raise
+            say("streams not as they should be yet", error=str(error))
+            await asyncio.sleep(TRY_EVERY_S)
         except (RefusedError, ConnectionError, TimeoutError) as error:
+            alarmed_at = 0.0
             text = f"waiting for the bus: {error}"
             if text != told:
                 told = text
