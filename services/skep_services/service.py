@@ -126,7 +126,10 @@ def listen_at(text: str, default: str) -> tuple[str, int]:
     host, _, port = (text or default).rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not bare or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        message = f"SKEP_LISTEN is {text!r}: it must be HOST:PORT, such as {default}, [::1]:PORT or *:PORT"
+        message = (
+            f"SKEP_LISTEN is {text!r}: it must be HOST:PORT, such as {default}, [::1]:PORT or "
+            "*:PORT"
+        )
         raise ConfigurationError(message)
     if ":" in bare and not host.startswith("["):
         message = f"SKEP_LISTEN is {text!r}: an address of IPv6 has brackets, as in [::1]:{port}"

@@ -10,7 +10,8 @@ from skep.machines.base import Record
 from skep.units import Instant
 from skep.wire.facts import CellsAlarm
 from skep.wire.reasons import TEXT, Reason
-from skep_services.cli.doctor import FAIL, OK, cells_check
+from skep_services.cli.checks import FAIL, OK
+from skep_services.cli.doctor import cells_check
 from skep_services.gateway.cells import alarms_view
 from skep_services.tracing import Decisions
 from tests.gateway_kit import Spans, facts, fresh_fold, texts

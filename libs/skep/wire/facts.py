@@ -106,7 +106,7 @@ class Repeated(Message, frozen=True, tag="repeated"):
 
 
 class CancelAsked(Message, frozen=True, tag="cancel-asked"):
-    """A cancellation of an unfinished job was accepted. `by` asked for it; empty: its VC, or Skep."""
+    """The wish to cancel an unfinished job was accepted. `by` is the person; empty: VC or Skep."""
 
     job: str
     by: str = ""

@@ -359,7 +359,7 @@ TEXT: dict[Reason, str] = {
     Reason.UNKNOWN_CLASS: "no class of service has this name",
     Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
     Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
-    Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would run into",
+    Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would overrun",
     Reason.FAIR_SHARE: "its person used the smallest part for its weight",
     Reason.WINDOW_PAST: "the window ends in the past, or before it begins",
     Reason.WINDOW_TOO_LONG: "the window is longer than any may be",

@@ -322,7 +322,8 @@ class Client:
             return f"{text}\n  check SKEP_API, and that the cluster is up"
         match self._supervisor():
             case "":
-                return f"{text}\n  it is not running: start it again with `{home.start_hint(self.target.folder)}`"
+                hint = home.start_hint(self.target.folder)
+                return f"{text}\n  it is not running: start it again with `{hint}`"
             case "failed":
                 return f"{text}\n  its start failed: `skep doctor` says why"
             case "stopping":

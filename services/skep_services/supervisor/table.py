@@ -47,8 +47,8 @@ machine it would get its even share late. The same as the runners', which jobs m
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process to keep up.
 
-    It is ready once something listens on `port` of `host`, or, without a port, once its log has a JSON line
-    whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
+    It is ready once something listens on `port` of `host`, or, without a port, once its log has a
+    JSON line whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
     it runs at if that is permitted, None for the supervisor's own.
     """
 

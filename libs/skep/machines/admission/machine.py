@@ -683,7 +683,7 @@ class AdmissionMachine:
         return job, self._forbidden(Action.CANCEL, job, event.person, event.vc)
 
     def _forbidden(self, action: Action, job: str, person: str, vc: str) -> Problem | None:
-        """Return why somebody may not do something to a job, or None.
+        """Return why a person may not do something to a job, or None.
 
         Whether there is such a job only those learn that have a role in the VC.
         """

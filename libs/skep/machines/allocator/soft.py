@@ -186,7 +186,7 @@ class Soft:
         """What they predict, as far as it was asked since they changed."""
 
         self.leave_at: Instant | None = None
-        """When it is next looked who is on the nodes of open windows; None: at once."""
+        """When the jobs on nodes of open windows are next looked for; None: at once."""
         self.moved_for: dict[str, tuple[str, int]] = {}
         """By job: the window for which a move of its attempt was tried, and the attempt."""
         self.passed: dict[str, int] = {}
