@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from skep_services.cli import checks, doctor
+from skep_services.cli import doctor
+from skep_services.cli.checks import FAIL, OK, WARN
 from skep_services.cli.client import Client, Target
 from skep_services.cli.main import main
 from skep_services.supervisor import home
@@ -54,36 +55,36 @@ def child(**changes: Any) -> dict[str, Any]:
 
 def test_machine_with_everything(tmp_path: Path) -> None:
     checks = {check.name: check for check in doctor.machine_checks(str(tmp_path))}
-    assert checks["python"].level == checks.OK
-    assert checks["nats-server"].level == checks.OK
-    assert checks["clock"].level == checks.OK
-    assert all(check.todo for check in checks.values() if check.level != checks.OK)
-    assert all(not check.todo for check in checks.values() if check.level == checks.OK)
+    assert checks["python"].level == OK
+    assert checks["nats-server"].level == OK
+    assert checks["clock"].level == OK
+    assert all(check.todo for check in checks.values() if check.level != OK)
+    assert all(not check.todo for check in checks.values() if check.level == OK)
 
 
 def test_programs_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NATS_SERVER_BIN", str(tmp_path / "none"))
     check = doctor.check_nats()
-    assert (check.level, "not an executable file" in check.todo) == (checks.FAIL, True)
+    assert (check.level, "not an executable file" in check.todo) == (FAIL, True)
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("NATS_SERVER_BIN", str(broken))
-    assert doctor.check_nats().level == checks.FAIL
+    assert doctor.check_nats().level == FAIL
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert doctor.check_torch().level == checks.WARN
+    assert doctor.check_torch().level == WARN
     monkeypatch.setattr(doctor, "PYTHON_MIN", (9, 0))
-    assert doctor.check_python().level == checks.FAIL
+    assert doctor.check_python().level == FAIL
 
 
 def test_state_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    assert doctor.check_folder(str(tmp_path)).level == checks.OK
+    assert doctor.check_folder(str(tmp_path)).level == OK
     assert "made by `skep up`" in doctor.check_folder(str(tmp_path / "a" / "b")).text
     tmp_path.chmod(0o755)
     assert "chmod 700" in doctor.check_folder(str(tmp_path)).todo
     if os.getuid() != 0:
-        assert doctor.check_folder("/proc/1").level == checks.FAIL
+        assert doctor.check_folder("/proc/1").level == FAIL
 
 
 def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,39 +93,39 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(os, "statvfs", lambda _: status)
         return doctor.check_disk(str(tmp_path / "sub"))
 
-    assert free(20 * 2**30).level == checks.OK
-    assert free(5 * 2**30).level == checks.WARN
-    assert free(2**20).level == checks.FAIL
+    assert free(20 * 2**30).level == OK
+    assert free(5 * 2**30).level == WARN
+    assert free(2**20).level == FAIL
     assert "no inodes" in free(20 * 2**30, inodes=0).text
 
 
 def test_slow_or_failing_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "SYNC_SLOW_S", -1.0)
-    assert doctor.check_sync(str(tmp_path)).level == checks.WARN
+    assert doctor.check_sync(str(tmp_path)).level == WARN
 
     def fail(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    assert doctor.check_sync(str(tmp_path)).level == checks.FAIL
+    assert doctor.check_sync(str(tmp_path)).level == FAIL
 
 
 def test_memory_files_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SimpleNamespace(f_bavail=2**30, f_frsize=1)
     monkeypatch.setattr(os, "statvfs", lambda _: shared)
     monkeypatch.setattr(doctor, "_meminfo", lambda _: 8 * 2**30)
-    assert doctor.check_memory().level == checks.OK
+    assert doctor.check_memory().level == OK
     shared.f_bavail = 1
     assert "--shm-size" in doctor.check_memory().todo
     monkeypatch.setattr(doctor, "_meminfo", lambda _: 2**20)
-    assert doctor.check_memory().level == checks.WARN
+    assert doctor.check_memory().level == WARN
     monkeypatch.undo()
     assert doctor._meminfo("MemTotal")
     assert doctor._meminfo("Nonsense") is None
     monkeypatch.setattr(doctor, "FILES_MIN", 2**62)
-    assert doctor.check_files().level == checks.WARN
+    assert doctor.check_files().level == WARN
     monkeypatch.setattr(time, "gmtime", lambda: time.struct_time((1970, 1, 1, 0, 0, 0, 3, 1, 0)))
-    assert doctor.check_clock().level == checks.FAIL
+    assert doctor.check_clock().level == FAIL
 
 
 def test_processes_of_the_state_folder(gateway: FakeGateway, tmp_path: Path) -> None:
@@ -142,12 +143,12 @@ def test_processes_of_the_state_folder(gateway: FakeGateway, tmp_path: Path) -> 
     assert checks["supervisor"].text == f"running, pid {os.getpid()}"
     levels = {name: checks[f"process {name}"].level for name in children}
     assert levels == {
-        "nats": checks.OK,
-        "admission": checks.WARN,
-        "allocator": checks.FAIL,
-        "advisor": checks.FAIL,
-        "gateway": checks.WARN,
-        "node-1": checks.FAIL,
+        "nats": OK,
+        "admission": WARN,
+        "allocator": FAIL,
+        "advisor": FAIL,
+        "gateway": WARN,
+        "node-1": FAIL,
     }
     assert "its log is corrupt" in checks["process allocator"].text
     assert "admission/service.log" in checks["process admission"].todo
@@ -156,10 +157,10 @@ def test_processes_of_the_state_folder(gateway: FakeGateway, tmp_path: Path) -> 
 def test_supervisor_that_failed_or_died(gateway: FakeGateway, tmp_path: Path) -> None:
     write_cluster(tmp_path, gateway.url, state="failed", error="stream SUBMIT is gone")
     (check, *_) = doctor.supervised_checks(str(tmp_path))
-    assert (check.level, check.text) == (checks.FAIL, "stream SUBMIT is gone")
+    assert (check.level, check.text) == (FAIL, "stream SUBMIT is gone")
     write_cluster(tmp_path, gateway.url, pid=0)
     (check, *_) = doctor.supervised_checks(str(tmp_path))
-    assert (check.level, check.text, check.todo) == (checks.FAIL, "not running", "skep up")
+    assert (check.level, check.text, check.todo) == (FAIL, "not running", "skep up")
     Path(home.pids_path(str(tmp_path))).write_text("{")
     assert list(doctor.supervised_checks(str(tmp_path)))[-1].name == "processes"
 
@@ -167,17 +168,17 @@ def test_supervisor_that_failed_or_died(gateway: FakeGateway, tmp_path: Path) ->
 def test_services(gateway: FakeGateway, tmp_path: Path) -> None:
     client = Client(Target(gateway.url, "op", str(tmp_path)), 0.0)
     checks = {check.name: check for check in doctor.service_checks(client)}
-    assert checks["API"].level == checks.WARN
+    assert checks["API"].level == WARN
     assert checks["admission"].text == "epoch 2, 7 facts, 0 waiting"
     assert checks["node-n1"].todo.endswith("/n1/service.log")
-    assert checks["token"].level == checks.OK
+    assert checks["token"].level == OK
     gateway.refuse("GET /v1/vcs", 401, "unauthorized", "a token is needed")
     elsewhere = Client(Target(gateway.url, "op", ""), 0.0)
     checks = {check.name: check for check in doctor.service_checks(elsewhere)}
-    assert checks["token"].level == checks.FAIL
+    assert checks["token"].level == FAIL
     assert checks["node-n1"].todo == "its log says why: the log of n1"
     gateway.refuse("GET /v1/health", 500, "broken", "broken")
-    assert [check.level for check in doctor.service_checks(client)] == [checks.FAIL]
+    assert [check.level for check in doctor.service_checks(client)] == [FAIL]
 
 
 def test_clock_skew(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,13 +200,13 @@ def test_certificates_are_told_before_they_end(tmp_path: Path) -> None:
         told: dict[str, list[tuple[str, str]]] = {}
         for check in doctor.certificate_checks(str(tmp_path), now):
             told.setdefault(check.level, []).append((check.name, check.text))
-            assert bool(check.todo) == (check.level != checks.OK)
+            assert bool(check.todo) == (check.level != OK)
         return told
 
     issuer.give("server", "localhost", days=200)
     (tmp_path / "server" / "not-a-certificate").write_text("?")
     # The authority's, the server's, and what it believes; keys are passed over.
-    (good,) = found()[checks.OK]
+    (good,) = found()[OK]
     assert good == (
         "certificates",
         f"3 certificates, the first ends in 199 days ({tmp_path}/server/cert.pem)",
@@ -214,20 +215,20 @@ def test_certificates_are_told_before_they_end(tmp_path: Path) -> None:
     issuer.aged(40).give("late", days=30)
     (tmp_path / "broken.pem").write_text("?")
     told = found()
-    assert [name for name, _ in told[checks.WARN]] == ["certificate"]
-    assert told[checks.WARN][0][1] == f"soon ({tmp_path}/soon/cert.pem) ends in 19 days"
-    assert sorted(text for _, text in told[checks.FAIL])[1] == (
+    assert [name for name, _ in told[WARN]] == ["certificate"]
+    assert told[WARN][0][1] == f"soon ({tmp_path}/soon/cert.pem) ends in 19 days"
+    assert sorted(text for _, text in told[FAIL])[1] == (
         f"late ({tmp_path}/late/cert.pem) expired 10 days ago"
     )
-    assert any("broken.pem: no certificate" in text for _, text in told[checks.FAIL])
+    assert any("broken.pem: no certificate" in text for _, text in told[FAIL])
 
 
 @pytest.mark.parametrize(
     "url, level, text",
     [
-        ("nats://127.0.0.1:4222", checks.OK, "off: the bus serves this machine only"),
-        ("tls://10.0.0.1:4222,tls://[fd00::1]:4222", checks.OK, "on"),
-        ("nats://[::1]:4222,nats://10.0.0.1:4222", checks.WARN, "off, and .* is another machine's"),
+        ("nats://127.0.0.1:4222", OK, "off: the bus serves this machine only"),
+        ("tls://10.0.0.1:4222,tls://[fd00::1]:4222", OK, "on"),
+        ("nats://[::1]:4222,nats://10.0.0.1:4222", WARN, "off, and .* is another machine's"),
     ],
 )
 def test_whether_it_is_encrypted_is_told(tmp_path: Path, url: str, level: str, text: str) -> None:
@@ -240,10 +241,10 @@ def test_whether_it_is_encrypted_is_told(tmp_path: Path, url: str, level: str, t
 def test_no_cluster_or_a_damaged_one(gateway: FakeGateway, tmp_path: Path) -> None:
     arguments = Namespace(home=None)
     cluster, port = doctor.cluster_checks(arguments)
-    assert (cluster.level, cluster.todo, port.level) == (checks.WARN, "skep up", checks.OK)
+    assert (cluster.level, cluster.todo, port.level) == (WARN, "skep up", OK)
     (tmp_path / "cluster.json").write_text("{")
     cluster, _ = doctor.cluster_checks(arguments)
-    assert (cluster.level, "--wipe" in cluster.todo) == (checks.FAIL, True)
+    assert (cluster.level, "--wipe" in cluster.todo) == (FAIL, True)
 
 
 def test_command(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +276,7 @@ def test_tenants_near_their_limits_are_shown(gateway: FakeGateway) -> None:
     gateway.on("GET /v1/limits", {"near": [text]})
     client = Client(Target(gateway.url, "op", ""), 0.0)
     (check,) = doctor.limit_checks(client)
-    assert (check.name, check.level, check.text) == ("limits", checks.WARN, text)
+    assert (check.name, check.level, check.text) == ("limits", WARN, text)
     gateway.refuse("GET /v1/limits", 404, "not-found", "no such page")
     assert list(doctor.limit_checks(client)) == []
 
@@ -283,7 +284,7 @@ def test_tenants_near_their_limits_are_shown(gateway: FakeGateway) -> None:
 def test_messages_that_were_passed_over_are_shown() -> None:
     health = {"passed_over": 2, "passed_latest": "Submission SUBMIT/2/0: ValueError: a bug"}
     (check,) = doctor.oddity_checks("admission", health, "the log")
-    assert check.level == checks.WARN
+    assert check.level == WARN
     assert check.text == (
         "2 messages passed over, at last Submission SUBMIT/2/0: ValueError: a bug"
     )

@@ -48,8 +48,8 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process to keep up.
 
     It is ready once something listens on `port` of `host`, or, without a port, once its log has a
-    JSON line whose `event` is `ready`. `state` is its own folder, made before it starts. `niceness` is what
-    it runs at if that is permitted, None for the supervisor's own.
+    JSON line whose `event` is `ready`. `state` is its own folder, made before it starts.
+    `niceness` is what it runs at if that is permitted, None for the supervisor's own.
     """
 
     name: str
