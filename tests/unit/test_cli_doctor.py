@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from skep_services.cli import doctor
-from skep_services.cli.checks import FAIL, OK, WARN
+from skep_services.cli.checks import FAIL, OK, WARN, Check
 from skep_services.cli.client import Client, Target
 from skep_services.cli.main import main
 from skep_services.supervisor import home
@@ -88,7 +88,7 @@ def test_state_folder(tmp_path: Path) -> None:
 
 
 def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def free(count: int, inodes: int = 9) -> doctor.Check:
+    def free(count: int, inodes: int = 9) -> Check:
         status = SimpleNamespace(f_bavail=count, f_frsize=1, f_files=9, f_favail=inodes)
         monkeypatch.setattr(os, "statvfs", lambda _: status)
         return doctor.check_disk(str(tmp_path / "sub"))

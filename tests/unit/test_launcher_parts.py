@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skep_services.adapters.docker_account import Confined, confined, host_config
-from skep_services.cli.doctor import FAIL, OK, WARN
+from skep_services.cli.checks import FAIL, OK, WARN
 from skep_services.cli.doctor_jobs import check_proc, isolation_of, launcher_checks
 from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
 from skep_services.launcher.accounts import Accounts, Refusal
