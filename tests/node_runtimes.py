@@ -100,7 +100,8 @@ class Node:
 
     def python(self, token: str, script: str) -> RunPlan:
         """Return a plan that runs a Python script."""
-        program = "python3" if self.image else sys.executable
+        # Not that of an environment below /tmp, of which a job sees one of its own.
+        program = "python3" if self.image else os.path.realpath(sys.executable)
         return self.plan(token, program, "-I", "-S", "-c", script)
 
     def leftovers(self, count: int) -> int:

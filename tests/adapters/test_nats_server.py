@@ -79,7 +79,7 @@ FOLLOWS = {
     SEARCHES: {"ADMISSION", "ALLOC", "SEARCH"},
     GATEWAY: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
     OPERATOR: {"SUBMIT", "ADMIN", "NODE", "ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
-    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS"},
+    BOOTSTRAP: {"ADMISSION", "ALLOC", "SEARCH", "PROFILES", "ACCESS", "NODE", "ADMIN"},
     NODE_1: set[str](),
     VC_ML: set[str](),
     ANNA: set[str](),
@@ -216,6 +216,11 @@ ALSO_SENDS = {
         "$JS.API.STREAM.CREATE.EVIL",
         "$JS.API.STREAM.UPDATE.SUBMIT",
         "$JS.API.STREAM.MSG.DELETE.ALLOC",
+        # Backups, restores and archives.
+        "$JS.API.STREAM.MSG.GET.ALLOC",
+        "$JS.API.STREAM.MSG.GET.ADMISSION",
+        "$JS.API.STREAM.PURGE.ALLOC",
+        "$JS.API.STREAM.RESTORE.SUBMIT",
     },
 }
 HEARS = {

@@ -6,15 +6,25 @@ import json
 import os
 import pwd
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from skep_services.launcher.policy import REPLACED
 from tests.launcher_kit import LauncherUnderTest, launcher
 from tests.support.embedded import SKEP, Embedded
 
-pytestmark = [pytest.mark.needs("root", "useradd", "runuser"), pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.needs("root", "useradd", "runuser"),
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.prefix.startswith(REPLACED),
+        reason="jobs have a /tmp of their own: no environment there",
+    ),
+]
 
 AGENT, NLP, VISION = ACCOUNTS = ("skep-test-agent", "skep-test-nlp", "skep-test-vision")
 POLICY = f"""

@@ -413,7 +413,13 @@ def people_grants() -> dict[str, Grants]:
                 *_keeping(),
             )
         )
-        + functools.reduce(Grants.__add__, (_follows(BOOTSTRAP, name) for name in ARCHIVED)),
+        + functools.reduce(
+            Grants.__add__,
+            (
+                _follows(BOOTSTRAP, name)
+                for name in dict.fromkeys((*subjects.FACT_STREAMS, *ARCHIVED, subjects.SECRETS))
+            ),
+        ),
         # It asks the stream of submissions how far it is, on a subject that is no tenant's.
         DOOR: _inbox(DOOR) + says((subjects.submit(DOOR),)),
     }
