@@ -81,6 +81,9 @@ PR_SET_CHILD_SUBREAPER = 36
 NICE = -10
 """Jobs saturate the processors; what starts and kills them must get through nevertheless."""
 
+UNFIT = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What comes of a request that makes no sense: its client hears of it, and the runs go on."""
+
 
 class Client:
     """One connection; `ask` receives each message."""
@@ -273,7 +276,7 @@ class Server:
         try:
             request = json.loads(message)
             reply = self._answer(client, request)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNFIT as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
         if reply is not None:
             number = request.get("id") if isinstance(request, dict) else None
