@@ -306,11 +306,16 @@ async def test_a_launcher_is_found_while_runs_end(tmp_path: Path) -> None:
         await writer.drain()
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        gone.set()
 
+    gone = asyncio.Event()
     path = tmp_path / "launcher.sock"
     server = await asyncio.start_unix_server(answer, path)
     assert (await find(path)).folder == Path("/jobs")
+    await gone.wait()
     server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.asyncio

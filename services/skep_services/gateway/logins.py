@@ -112,7 +112,7 @@ class Logins:
             issuer=vouched.issuer,
             subject=vouched.subject,
             # Without the signature, which can be written in several ways that all hold.
-            digest=digest_of(body.id_token.rpartition(".")[0]),
+            digest=digest_of(body.id_token[: body.id_token.rfind(".")]),
             digest_until=Instant(seconds(vouched.until_s)),
             token=made.id,
             name=body.name,

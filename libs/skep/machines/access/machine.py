@@ -568,7 +568,7 @@ class AccessMachine:
             return Refusal(Reason.WRONG_NAME, text)
         if known.request == wish.request:
             return Reason.REPEATED if known.credentials is not None else Waits(wish.key)
-        # With other files of keys: a token that is good no more lets in nobody who found it.
+        # For another key of TLS: a token that was found later must not get a certificate.
         token = self.people.join_tokens[wish.token]
         return refusals.of_join_token(token, now) or self._sign_anew(known, wish.request, now)
 
