@@ -151,9 +151,13 @@ class Access:
         return wish.token
 
 
+SIGNED_S = 30 * 24 * 3600.0
+"""Until when what is signed holds."""
+
+
 def given(call: Sign) -> Credentials:
     """Return what the signer gives."""
-    return Credentials(certificate=f"{call.name}/{call.request}", jwt=call.key, until=at(9))
+    return Credentials(certificate=f"{call.name}/{call.request}", jwt=call.key, until=at(SIGNED_S))
 
 
 def join(number: int, node: str, by: str, **fields: Any) -> JoinNode:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
+import json
 import os
 import pwd
 import signal
@@ -15,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from skep_services.adapters.launcher_runtime import LauncherRuntime, find
+from skep_services.agent import runner
 from skep_services.ports import RunNotStarted
 from skep_services.service import ConfigurationError
 from tests.launcher_kit import LauncherNode, LauncherUnderTest, launcher
@@ -291,6 +294,28 @@ async def test_what_is_required_and_missing_is_refused(node: LauncherNode) -> No
     assert "warning: tmp: no mount namespace" in node.launcher.said()
     found = await find(node.launcher.socket)
     assert "tmp" in found.lacks
+
+
+@pytest.mark.asyncio
+async def test_a_launcher_is_found_while_runs_end(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found = {"id": 1, "folder": "/jobs", "mode": "names", "lacks": {}}
+        for message in ({"exited": {"token": "a-1", "code": 0}}, found):
+            text = json.dumps(message).encode()
+            writer.write(runner.LENGTH.pack(len(text)) + text)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    gone = asyncio.Event()
+    path = tmp_path / "launcher.sock"
+    server = await asyncio.start_unix_server(answer, path)
+    assert (await find(path)).folder == Path("/jobs")
+    await gone.wait()
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.asyncio

@@ -73,10 +73,12 @@ async def test_a_person_logs_in_by_a_code(tmp_path: Path) -> None:
         assert (me["person"], me["roles"]) == ("ada", {"nlp": "manager", "vision": "viewer"})
         # Each ID token logs in once, and the groups of the next one are those that count.
         assert (await login(house, token, 401))["error"]["reason"] == "login-repeated"
+        # Nor does it with its signature written otherwise, which holds as well.
+        assert (await login(house, token + "==", 401))["error"]["reason"] == "login-repeated"
         issuer.claims = {"groups": ["ml"], "jti": "2"}
         await login(house, issuer.token())
         assert (await house.client(made["text"]).get("/v1/whoami"))["roles"] == {"nlp": "submitter"}
-        (line,) = (await house.op.get("/v1/audit?action=log+in&outcome=refused"))["lines"]
+        *_, line = (await house.op.get("/v1/audit?action=log+in&outcome=refused"))["lines"]
         assert (line["target"], line["why"]) == ("ada", "login-repeated")
 
 

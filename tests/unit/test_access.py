@@ -44,7 +44,7 @@ from skep.wire.access import (
 )
 from skep.wire.reasons import Reason
 from skep.wire.roles import Role
-from tests.access_kit import HASH, OPERATOR, REPLY, Access, given, join, key, token
+from tests.access_kit import HASH, OPERATOR, REPLY, SIGNED_S, Access, given, join, key, token
 from tests.kit import at
 
 
@@ -376,6 +376,16 @@ def test_what_a_crash_leaves_undone_is_called_again(access: Access) -> None:
     assert access.told(join(2, "n2", second)) == "again"
 
 
+def test_a_token_that_has_ended_brings_no_certificate_for_other_files(access: Access) -> None:
+    by = access.invite(1)
+    access.ask(join(1, "n1", by))
+    access.sign()
+    other = msgspec.structs.replace(join(1, "n1", by), request="of a thief")
+    late = 2 * 24 * 3600.0
+    assert access.told(other, second=late) == "token-expired"
+    assert access.told(join(1, "n1", by), second=late) == "again"
+
+
 def test_a_signer_that_fails_is_called_again(access: Access) -> None:
     by = access.invite(1)
     access.ask(join(1, "n1", by))
@@ -433,6 +443,10 @@ def test_a_person_takes_keys_where_it_may_submit(access: Access) -> None:
     assert access.told(TakeKey(person="ada", vc="nlp", key=key(1)), ada) == "waits"
     access.sign()
     assert access.told(TakeKey(person="ada", vc="nlp", key=key(1)), ada) == "again"
+    # What is about to end is signed anew: a device keeps its key for as long as it lives.
+    assert access.told(TakeKey(person="ada", vc="nlp", key=key(1)), ada, SIGNED_S) == "waits"
+    assert access.calls == [Sign(key=key(1), kind=KeyKind.PERSON, name="ada", vc="nlp")]
+    access.sign()
     access.driver.thorough = False
     for number in range(2, PERSON_KEYS_MAX + 1):
         assert access.told(TakeKey(person="ada", vc="nlp", key=key(number)), ada) == "waits"

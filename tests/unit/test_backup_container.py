@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from skep_services.backups.container import FRAME_BYTES_MAX, BackupError, Reader, Writer
 from skep_services.backups.files import Kind, files, kind_of
+from skep_services.backups.restoring import verify
 
 SEED = 7
 SECRET = "correct horse"
@@ -146,3 +148,30 @@ def test_the_streams_of_a_bus_server_are_no_files(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     (tmp_path / "link").symlink_to("/etc/passwd")
     assert [name for name, _, _ in files(tmp_path, frozenset(Kind))] == ["a/b", "nats/streams.json"]
+
+
+@pytest.mark.parametrize(
+    "about, name, mode",
+    [
+        ({"store": "/etc/nats/store"}, "files/a", 0o600),
+        ({"store": "../other/store"}, "files/a", 0o600),
+        ({}, "files/../a", 0o600),
+        ({}, "files//etc/a", 0o600),
+        ({}, "files/a\0b", 0o600),
+        ({}, "elsewhere/a", 0o600),
+        ({}, "files/a", "rw"),
+    ],
+)
+def test_nothing_of_a_backup_lies_outside(
+    tmp_path: Path, about: dict[str, str], name: str, mode: object
+) -> None:
+    path = tmp_path / "one.backup"
+    writer = Writer(path)
+    told = {"skep": "1", "made_at": 1, "home": "/x", **about}
+    writer.add("about.json", json.dumps(told).encode())
+    writer.add("cuts.json", b"{}")
+    writer.add(name, b"x", mode=mode)
+    writer.close()
+    with pytest.raises(BackupError) as found:
+        verify(path)
+    assert found.value.reason == "backup-damaged"

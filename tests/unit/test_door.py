@@ -253,18 +253,26 @@ def test_a_tenants_password_is_another_one_behind_the_door() -> None:
     assert logged_in(other, "secret") == ("", other)
 
 
+@pytest.mark.parametrize("said", [b"CONNECT {}\r\n", b'CONNECT {"user":1,"pass":"x"}\r\n'])
+def test_what_is_no_login_waits_like_a_tenant(said: bytes) -> None:
+    assert logged_in(said, "secret") == ("vc-", said)
+
+
 @pytest.mark.parametrize(
     "said",
     [
         b"PING\r\n",
         b"CONNECT {\r\n",
         b"CONNECT []\r\n",
-        b"CONNECT {}\r\n",
-        b'CONNECT {"user":1,"pass":"x"}\r\n',
+        # The server would read each of these as a login of the token's person.
+        b'CONNECT {"JWT":"a.b.c"}\r\n',
+        b'CONNECT {"jwt":"x","Jwt":"a.b.c"}\r\n',
+        b'CONNECT\t{"jwt":"a.b.c"}\r\n',
+        b'CONNECT {"jwt":"a.b.c","name":"\xff"}\r\n',
     ],
 )
-def test_what_is_no_login_waits_like_a_tenant(said: bytes) -> None:
-    assert logged_in(said, "secret") == ("vc-", said)
+def test_a_login_that_the_server_could_read_otherwise_is_refused(said: bytes) -> None:
+    assert logged_in(said, "secret") == ("vc-", b"CONNECT {}\r\n")
 
 
 def test_a_signed_identity_is_passed_on_and_its_people_share_the_turns_of_their_vc() -> None:

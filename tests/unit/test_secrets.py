@@ -111,6 +111,10 @@ def test_only_the_owner_of_the_key_opens_a_box() -> None:
     for wrong, which in ((box, other), (box[:-1], key), (b"", key)):
         with pytest.raises(boxes.BoxError):
             boxes.opened(wrong, which)
+    # Keys that libsodium refuses are not an agent's way to end the vault.
+    for key_bytes in (bytes(32), b"\1" + bytes(31)):
+        with pytest.raises(boxes.BoxError):
+            boxes.seal(b"value", key_bytes)
 
 
 def test_the_vaults_key_is_made_once_and_is_private(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography import x509
 
 from skep_services.adapters import nats_access, nats_jwt
 from skep_services.pki.certificates import describe_file
-from skep_services.servers import bus, files, nodejoin, plan, setup
+from skep_services.servers import bus, files, nodejoin, plan, setup, signer
 from skep_services.servers.files import FilesError, Member, NodeFile, ServerFile
 
 HOSTS = ("head-1", "10.0.0.1", "fd00::1")
@@ -161,3 +162,15 @@ def test_a_node_makes_its_keys_once(tmp_path: Path) -> None:
     Path(files.tls_path(home, files.KEY)).write_bytes(b"damaged")
     with pytest.raises(FilesError, match="holds no key of a node"):
         nodejoin.own_key(home)
+
+
+def test_people_come_to_the_bus_from_servers_only() -> None:
+    hosts = [("head-1", "10.0.0.1", "fd00::1"), ("10.0.0.2",)]
+    members = [Member(name=f"server-{n}", hosts=each) for n, each in enumerate(hosts, 1)]
+    file = ServerFile(cluster="lab", name="server-1", size=2, members=members)
+    found = signer.sources_of(file)
+    assert found == ("127.0.0.0/8", "::1/128", "10.0.0.1/32", "fd00::1/128", "10.0.0.2/32")
+    # Where a door comes from that has a name only is not known.
+    assert signer.sources_of(server_file(3)) == ()
+    inner = msgspec.structs.replace(file, listen="192.168.0.1")
+    assert signer.sources_of(inner) == ()

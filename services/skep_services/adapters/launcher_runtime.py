@@ -50,8 +50,10 @@ async def find(socket: Path) -> Launcher:
             try:
                 request = json.dumps({"id": 1, "do": "ping"}).encode()
                 writer.write(runner.LENGTH.pack(len(request)) + request)
-                (length,) = runner.LENGTH.unpack(await reader.readexactly(runner.LENGTH.size))
-                said = json.loads(await reader.readexactly(length))
+                said: dict[str, Any] = {}
+                while said.get("id") != 1:  # Runs that end are told to everybody meanwhile.
+                    (length,) = runner.LENGTH.unpack(await reader.readexactly(runner.LENGTH.size))
+                    said = json.loads(await reader.readexactly(length))
             finally:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:

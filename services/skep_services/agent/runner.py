@@ -81,6 +81,12 @@ PR_SET_CHILD_SUBREAPER = 36
 NICE = -10
 """Jobs saturate the processors; what starts and kills them must get through nevertheless."""
 
+WAIT_SECONDS_MAX = 3600.0
+"""The kernel takes no time of a thousand years, which a client may name."""
+
+UNFIT = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What comes of a request that makes no sense: its client hears of it, and the runs go on."""
+
 
 class Client:
     """One connection; `ask` receives each message."""
@@ -202,7 +208,9 @@ class Server:
         at = self.holder.wake_at()
         if not self.holder.live and not self._clients:
             at = min(at, self._idle_since + self._idle_seconds)
-        return None if at == float("inf") else max(0.0, at - time.monotonic())
+        return (
+            None if at == float("inf") else max(0.0, min(at - time.monotonic(), WAIT_SECONDS_MAX))
+        )
 
     def _watch(self, source: Any, then: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, then)
@@ -273,7 +281,7 @@ class Server:
         try:
             request = json.loads(message)
             reply = self._answer(client, request)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNFIT as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
         if reply is not None:
             number = request.get("id") if isinstance(request, dict) else None

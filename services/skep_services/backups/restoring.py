@@ -64,7 +64,7 @@ def verify(path: Path, passphrase: str = "", told: Told = lambda _what, _part: N
                 taken = _taken(path, entry)
                 found.streams[taken.stream] = taken
             else:
-                found.files[_safe(path, entry)] = int(entry.about.get("mode", 0o600))
+                found.files[_safe(path, entry)] = _mode(path, entry)
             for _ in data:
                 told("verifying", reader.read_bytes / max(size, 1))
     finally:
@@ -74,6 +74,9 @@ def verify(path: Path, passphrase: str = "", told: Told = lambda _what, _part: N
         cuts = msgspec.json.decode(small[CUTS], type=dict[str, int])
     except (KeyError, *UNDECODABLE):
         raise _unfit(path, "what it is of") from None
+    if found.about.store and not _is_below(found.about.store):
+        msg = "where its streams belong"
+        raise _unfit(path, msg)
     found.streams = {
         name: msgspec.structs.replace(taken, cut=cuts.get(name, taken.last))
         for name, taken in found.streams.items()
@@ -215,7 +218,7 @@ def write_files(path: Path, draft: Path, passphrase: str, told: Told, *, below: 
             target = draft / PurePosixPath(_safe(path, entry))
             for folder in reversed(target.relative_to(draft).parents[:-1]):
                 (draft / folder).mkdir(mode=0o700, exist_ok=True)
-            mode = int(entry.about.get("mode", 0o600))
+            mode = _mode(path, entry)
             with os.fdopen(
                 os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
             ) as out:
@@ -256,10 +259,27 @@ def _safe(path: Path, entry: Entry) -> str:
         _unfit: A BackupError: it would lie outside.
     """
     name = entry.name.removeprefix(FILES)
-    parts = PurePosixPath(name).parts
-    if not entry.name.startswith(FILES) or not parts or name.startswith("/") or ".." in parts:
+    if not entry.name.startswith(FILES) or not _is_below(name):
         raise _unfit(path, f"the name {entry.name!r}")
     return name
+
+
+def _is_below(name: str) -> bool:
+    """Return whether a path leads from a folder to what is in it."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and parts[0][0] != "/" and ".." not in parts and "\0" not in name
+
+
+def _mode(path: Path, entry: Entry) -> int:
+    """Return the permissions of a file's entry.
+
+    Raises:
+        _unfit: A BackupError: they are none.
+    """
+    mode = entry.about.get("mode", 0o600)
+    if not isinstance(mode, int) or not 0 <= mode <= 0o7777:
+        raise _unfit(path, f"the permissions of {entry.name!r}")
+    return mode
 
 
 def _taken(path: Path, entry: Entry) -> streams.Taken:

@@ -22,6 +22,7 @@ MESSAGES_HELD_MAX = 64
 BYTES_HELD_MAX = 256 * KIB
 """The same in bytes; one message may be larger."""
 WITH_PAYLOAD = (b"PUB", b"HPUB")
+REFUSED_LOGIN = b"CONNECT {}\r\n"
 TENANT = "vc-"
 """What the identities of tenants begin with."""
 ACCEPTED = (b"PONG\r\n", b"+OK\r\n")
@@ -243,7 +244,9 @@ def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
     A tenant's password becomes the one by which the server knows it. A signed identity is passed on
     as it is: the server believes a tenant's only from where doors run. Whose it is stands in its
     token, which the server checks before anything of it has a turn; people of a VC share its turns.
-    What is no login that can succeed counts as one tenant's.
+    What is no login that can succeed counts as one tenant's. A login that the server could read in
+    another way than the door, and so as another's, becomes one that the server refuses: its reader
+    takes names in any case, and texts that are no UTF-8.
 
     Args:
         login: The line, as the client said it.
@@ -253,7 +256,9 @@ def logged_in(login: bytes, secret: str) -> tuple[str, bytes]:
     try:
         tree = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return TENANT, login
+        return TENANT, REFUSED_LOGIN
+    if any(name != "jwt" and name.casefold() == "jwt" for name in tree):
+        return TENANT, REFUSED_LOGIN
     if isinstance(token := tree.get("jwt"), str):
         return _signed(token), login
     user, password = tree.get("user"), tree.get("pass")

@@ -22,7 +22,7 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep.wire.windows import CancelWindow, ReserveNodes, Window
 from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
-from skep_services.gateway.callers import Only
+from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.cells import (
     alarms_view,
     cells_view,
@@ -281,7 +281,7 @@ class Cluster:
         state, name = self._indexer.fold.state, request.query.get("vc", "")
         sees = caller_of(request).sees
         shown = fair_view(state, self._clock.now(), sees, name)
-        seen = name in state.cells.cluster.vcs and (not sees or name == sees or name in sees)
+        seen = name in state.cells.cluster.vcs and covers(sees, name)
         if name and not seen:
             raise ApiError(404, Reason.UNKNOWN_VC, f"there is no virtual cluster {name}")
         return json_response({"vcs": shown})

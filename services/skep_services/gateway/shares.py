@@ -12,7 +12,7 @@ from skep.ledger.state import ClusterState
 from skep.policy.fair import order_of
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.windows import Window
-from skep_services.gateway.callers import Only
+from skep_services.gateway.callers import Only, covers
 
 WHOLE = "(whole VC)"
 """How the person of jobs that name none is shown."""
@@ -31,7 +31,7 @@ def fair_view(state: ClusterState, now: Instant, sees: Only, vc: str = "") -> li
     """
     shown = []
     for name, of_vc in state.people.of_vc.items():
-        if (vc and name != vc) or not (not sees or name == sees or name in sees):
+        if (vc and name != vc) or not covers(sees, name):
             continue
         limits = of_vc.limits
         shown.append(

@@ -74,7 +74,15 @@ GPU_COMMON = (
     "/dev/nvidia-modeset",
     "/dev/kfd",
 )
-HIDDEN = ("/var/lib/skep", "/etc/skep", "/run/docker.sock", "/run/containerd", "/run/podman")
+HIDDEN = (
+    "/var/lib/skep",
+    "/etc/skep",
+    "/run/docker.sock",
+    "/run/containerd",
+    "/run/podman",
+    # A service manager of the person's own would start processes outside the job's groups.
+    "/run/user",
+)
 
 WORKDIRS = ("/home",)
 """Where the workdir of a container may be: it is mounted by an engine that may read everything."""

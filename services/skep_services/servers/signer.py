@@ -7,6 +7,7 @@ a key back, its user is revoked in the account, which cuts its connections.
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from skep_services.adapters.nats_jwt import TokenError
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.pki.certificates import CertificateError, describe
 from skep_services.servers import files, plan, setup
+from skep_services.servers.files import ServerFile
 from skep_services.servers.meeting import own_tls
 from skep_services.service import Settings
 
@@ -29,6 +31,7 @@ NODE_DAYS = 90.0
 PERSON_DAYS = 30.0
 """Of a person's identity on the bus."""
 DAY_S = 86_400
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 def make(chosen: Settings) -> ServerSigner:
@@ -62,6 +65,7 @@ class ServerSigner:
             raise SignError(str(error)) from error
         resolver = await self._resolver()
         await resolver.push(account)
+        file, person = files.read_server(self._home), wanted.kind is KeyKind.PERSON
         issued_at_s = await resolver.issue_after_s(account.name, wanted.key)
         until_s = int(time.time() + days * DAY_S)
         try:
@@ -71,14 +75,13 @@ class ServerSigner:
                 wanted.key,
                 issued_at_s=issued_at_s,
                 expires_at_s=until_s,
+                sources=sources_of(file) if person else (),
             )
         except TokenError as error:
             raise SignError(str(error)) from error
-        file = files.read_server(self._home)
         ends = [float(until_s)]
         if certificate:
             ends.append(describe(certificate.encode())[0].ends_at)
-        person = wanted.kind is KeyKind.PERSON
         return Credentials(
             certificate=certificate,
             authority=setup.authority(self._home).trust.decode("ascii"),
@@ -99,6 +102,8 @@ class ServerSigner:
         Raises:
             OSError: The bus servers cannot be told now.
         """
+        if wanted.kind is KeyKind.SERVER:
+            return  # Nothing was signed for it.
         account = account_of(wanted.kind, wanted.name, wanted.vc)
         await (await self._resolver()).revoke(account, wanted.key)
 
@@ -126,6 +131,37 @@ class ServerSigner:
 
     def _lost(self, _: Exception) -> None:
         self._link = None  # The next call connects anew.
+
+
+def sources_of(file: ServerFile) -> tuple[str, ...]:
+    """Return the networks from which people come to the bus: those of the servers, with the doors.
+
+    The bus's own port wants a certificate of a node or a service besides. Whoever has one, as it
+    is root on a node, must not go past the door by it: there people take turns.
+
+    Args:
+        file: The servers. If one is named by words only, or listens at an address that is none of
+            its own, it is not known where its door comes from: then people come from anywhere.
+
+    Returns:
+        The networks; empty: there is no bound.
+    """
+    if file.listen not in (files.EVERYWHERE, *file.me.hosts):
+        return ()
+    found = [*LOOPBACK]
+    for one in file.members:
+        addresses = [address for host in one.hosts if (address := _address(host)) is not None]
+        if not addresses:
+            return ()
+        found += [f"{address}/{address.max_prefixlen}" for address in addresses]
+    return tuple(dict.fromkeys(found))
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
 
 
 def account_of(kind: KeyKind, name: str, vc: str) -> Account:

@@ -96,7 +96,10 @@ class Vault:
             except boxes.BoxError:
                 text = f"{name} is sealed to an earlier key of the vault: skep secret set {name}"
                 return SecretsGiven(refused=Reason.OTHER_VAULT_KEY, text=text)
-            sealed[name] = boxes.seal(value, ask.key)
+            try:
+                sealed[name] = boxes.seal(value, ask.key)
+            except boxes.BoxError as error:
+                return SecretsGiven(refused=Reason.BAD_VALUE, text=str(error))
         return SecretsGiven(sealed=sealed)
 
 

@@ -17,12 +17,20 @@ FILE_MODE = 0o600
 
 
 class BoxError(Exception):
-    """A box cannot be opened: it is damaged, or sealed to another key."""
+    """A box cannot be opened, as it is damaged or sealed to another key; or closed, for its key."""
 
 
 def seal(value: bytes, key: bytes) -> bytes:
-    """Return `value` in a box that only the owner of the public key `key` (32 bytes) can open."""
-    return SealedBox(PublicKey(key)).encrypt(value)
+    """Return `value` in a box that only the owner of the public key `key` (32 bytes) can open.
+
+    Raises:
+        BoxError: Nobody has such a key: a box sealed to it could be opened by everybody.
+    """
+    try:
+        return SealedBox(PublicKey(key)).encrypt(value)
+    except (nacl.exceptions.CryptoError, ValueError, TypeError) as error:
+        text = "nothing can be sealed to this key"
+        raise BoxError(text) from error
 
 
 def new_key() -> PrivateKey:

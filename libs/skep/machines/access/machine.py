@@ -108,6 +108,8 @@ REMEMBERED = Duration(30 * DAY)
 """How long a token that ended is remembered, so that its refusal says why."""
 NODES_MAX = 20_000
 """Nodes and servers that are in the cluster."""
+RENEWED_BEFORE = Duration(10 * DAY)
+"""How long before its end a person's identity on the bus is signed anew, for the same key."""
 PERSON_KEYS_MAX = 16
 """Keys of one person in one VC: its devices."""
 LOGINS_MAX = 10_000
@@ -566,7 +568,9 @@ class AccessMachine:
             return Refusal(Reason.WRONG_NAME, text)
         if known.request == wish.request:
             return Reason.REPEATED if known.credentials is not None else Waits(wish.key)
-        return self._sign_anew(known, wish.request, now)
+        # For another key of TLS: a token that was found later must not get a certificate.
+        token = self.people.join_tokens[wish.token]
+        return refusals.of_join_token(token, now) or self._sign_anew(known, wish.request, now)
 
     def _no_join(
         self, actor: Actor, token: JoinToken, wish: JoinNode, now: Instant
@@ -629,7 +633,12 @@ class AccessMachine:
             if known.vc != wish.vc:
                 text = f"this key is for VC {known.vc}: make another one"
                 return Refusal(Reason.WRONG_VC, text)
-            return Reason.REPEATED if known.credentials is not None else Waits(wish.key)
+            given = known.credentials
+            if given is None:
+                return Waits(wish.key)
+            if given.until and given.until <= after(now, RENEWED_BEFORE) and not known.wanted:
+                return self._sign_anew(known, known.request, now)
+            return Waits(wish.key) if known.wanted else Reason.REPEATED
         if known is not None or wish.key in self.people.revoked:
             return Refusal(Reason.KEY_REVOKED, "this key was used before: make another one")
         if len(self.people.live_keys(wish.person, wish.vc)) >= PERSON_KEYS_MAX:
