@@ -220,8 +220,8 @@ async def test_container_has_the_agents_user_and_no_way_to_more(
         os.chown(path, nobody, nobody)
     provide = Records.provide
 
-    def provide_as_nobody(records: Records, token: str) -> Path:
-        path = provide(records, token)
+    def provide_as_nobody(records: Records, token: str, *, shared: bool = False) -> Path:
+        path = provide(records, token, shared=shared)
         os.chown(path, nobody, nobody)
         return path
 
