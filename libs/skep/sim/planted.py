@@ -87,9 +87,9 @@ def _acknowledges_first(self: Process, stream: str, message: Any) -> None:
     _read(self, stream, message)
 
 
-def _remembers_no_key(self: AdmissionMachine, job: str, vc: str, key: str) -> None:
+def _remembers_no_key(self: AdmissionMachine, job: str, vc: str, key: str, owner: str = "") -> None:
     del key
-    _answered(self, job, vc, "")
+    _answered(self, job, vc, "", owner)
 
 
 def _frees_at_once(self: Transaction, fact: Any) -> None:

@@ -42,7 +42,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--authority", metavar="DIR", type=Path, help="its folder (default keys/ca in --home)"
     )
-    parser.epilog = EPILOG
+    parser.epilog = f"{EPILOG}\n{exits.HELP}"
 
 
 EPILOG = """show     its fingerprint, when it ends, and how far a change of it is

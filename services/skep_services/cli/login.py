@@ -26,7 +26,7 @@ EXAMPLES = """\
 
 def options_login(parser: ArgumentParser) -> None:
     """Add what `login` takes."""
-    parser.epilog = EXAMPLES
+    parser.epilog = f"{EXAMPLES}\n{exits.HELP}"
     parser.add_argument("url", metavar="URL", nargs="?", help="the gateway (default SKEP_API)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--token", action="store_true", help="by a token, typed or on standard input")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import Any
 
 from skep_services.cli import exits, render
@@ -351,6 +350,8 @@ def _rotate(arguments: Namespace) -> int:
         file = msgspec.structs.replace(file, members=members, revision=file.revision + 1)
         files.write(files.server_path(home), file)
     setup.renew(home, file, force=True)
+    from pathlib import Path
+
     from skep_services.pki.certificates import describe_file
 
     own = describe_file(Path(files.tls_path(home, files.CERTIFICATE)))[0]
