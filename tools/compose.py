@@ -200,7 +200,12 @@ class Deployment:
 
         It is allocator-1 by name unless they say otherwise.
         """
-        known = {"SKEP_NATS_URL": "nats://nats-1:4222", "SKEP_NATS_USER": "allocator-1", **settings}
+        known = {
+            "SKEP_NATS_URL": "nats://nats-1:4222",
+            "SKEP_NATS_USER": "allocator-1",
+            "SKEP_ALLOW_PLAINTEXT": "yes",
+            **settings,
+        }
         command = [
             "docker",
             "run",

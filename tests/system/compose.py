@@ -51,6 +51,12 @@ BAD_SETTINGS = (
         "SKEP_NATS_PASSWORD_FILE: ",
     ),
     (
+        "plain text to another machine",
+        {"SKEP_NATS_PASSWORD": "x", "SKEP_ALLOW_PLAINTEXT": ""},
+        EXIT_CONFIGURATION,
+        "SKEP_ALLOW_PLAINTEXT",
+    ),
+    (
         "missing folder",
         {"SKEP_NATS_PASSWORD": "x", "SKEP_STATE": "/none"},
         EXIT_CONFIGURATION,
