@@ -17,7 +17,16 @@ from skep.wire.member import Member
 from skep.wire.parse import parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
-from skep.wire.vault import SECRETS_PER_OWNER_MAX, AskSecrets, SecretKept, VaultKey
+from skep.wire.vault import (
+    SEAL_BYTES,
+    SECRETS_PER_ASK_MAX,
+    SECRETS_PER_OWNER_MAX,
+    VALUE_BYTES_MAX,
+    AskSecrets,
+    SecretKept,
+    SecretsGiven,
+    VaultKey,
+)
 from skep_services.service import ConfigurationError
 from skep_services.vault import boxes
 
@@ -167,3 +176,9 @@ def test_values_that_look_like_secrets_are_told(name: str, value: str, *, told: 
     assert looks_secret({name: value}) == ([name] if told else [])
     if told:
         assert value not in warning([name]).split()
+
+
+def test_the_largest_answer_fits_a_message_of_the_bus() -> None:
+    largest = bytes(VALUE_BYTES_MAX + SEAL_BYTES)
+    names = [f"{number:063}" for number in range(SECRETS_PER_ASK_MAX)]
+    assert len(codec.encode(SecretsGiven(sealed=dict.fromkeys(names, largest)))) < 1_000_000

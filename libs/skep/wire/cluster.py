@@ -82,7 +82,7 @@ class FairShare(_Part, frozen=True):
     """How the GPUs of a VC are shared among its people over time (`skep.policy.fair`).
 
     What a person used counts half after `half_life` seconds. `weights` are theirs, relative to one
-    another; who is not named has 1.
+    another; a person that is not named has 1.
     """
 
     half_life: Whole = 7 * 86_400

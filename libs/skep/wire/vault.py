@@ -21,6 +21,8 @@ SEAL_BYTES = 48
 """By how much a sealed box is longer than what is in it."""
 KEY_BYTES = 32
 SECRETS_PER_JOB_MAX = 32
+SECRETS_PER_ASK_MAX = 16
+"""So many of the largest size fit the mebibyte that a message of the bus may have."""
 SECRETS_PER_OWNER_MAX = 256
 
 Scope = Literal["vc", "person"]
@@ -58,12 +60,12 @@ class AskSecrets(Message, frozen=True, tag="ask-secrets"):
     job: JobName
     attempt: Attempt
     key: PublicKey
-    names: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=SECRETS_PER_JOB_MAX)]
+    names: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=SECRETS_PER_ASK_MAX)]
 
 
 class SecretsGiven(Message, frozen=True, tag="secrets-given"):
     """The secrets that were asked for, each sealed to the request's key; or why there are none."""
 
-    sealed: Annotated[dict[Token, Sealed], Meta(max_length=SECRETS_PER_JOB_MAX)] = {}
+    sealed: Annotated[dict[Token, Sealed], Meta(max_length=SECRETS_PER_ASK_MAX)] = {}
     refused: Reason | None = None
     text: Text = ""

@@ -21,7 +21,7 @@ from skep.wire.bounds import UNDECODABLE
 from skep.wire.commands import BindJob
 from skep.wire.reasons import Reason
 from skep.wire.runs import RunNotStarted
-from skep.wire.vault import AskSecrets, SecretsGiven
+from skep.wire.vault import SECRETS_PER_ASK_MAX, AskSecrets, SecretsGiven
 from skep_services.ports import Bus, RefusedError
 from skep_services.vault import boxes
 
@@ -70,7 +70,9 @@ class JobSecrets:
         if not names:
             return {}
         try:
-            values = await self._fetch(command, names)
+            values: dict[str, bytes] = {}
+            for at in range(0, len(names), SECRETS_PER_ASK_MAX):
+                values |= await self._fetch(command, names[at : at + SECRETS_PER_ASK_MAX])
             found = {
                 variable: _text(name, values[name]) for variable, name in command.secrets.items()
             }

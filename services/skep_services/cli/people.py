@@ -22,7 +22,7 @@ USER = {
     "remove": "NAME: remove a person with its roles and tokens; its jobs stay",
 }
 ROLE = {
-    "ls": "[NAME]: who has which role",
+    "ls": "[NAME]: the roles of people",
     "grant": "NAME ROLE: viewer, submitter or manager in --vc VC, or operator",
     "revoke": "NAME: take the role in --vc VC away (--operator: that of an operator)",
 }

@@ -16,8 +16,6 @@ from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
 
-VALUE_BYTES_MAX = 32 * 1024
-
 
 def options(parser: ArgumentParser) -> None:
     """Add what `secret` takes."""
@@ -80,6 +78,8 @@ def _value(arguments: Namespace) -> bytes:
     Raises:
         CommandError: It cannot be read, is empty or too large.
     """
+    from skep.wire.vault import VALUE_BYTES_MAX
+
     try:
         if arguments.file and arguments.file != "-":
             value = Path(arguments.file).read_bytes()
