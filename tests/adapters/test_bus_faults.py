@@ -237,6 +237,22 @@ async def test_messages_removed_before_they_were_read_are_an_error(
 
 
 @pytest.mark.adapters
+async def test_messages_that_later_ones_replaced_are_not_missed(
+    nats: NatsWorld, inbox: Inbox
+) -> None:
+    """Only the latest of each subject is kept: a reader that is new or was away finds a gap."""
+    config = {"name": "LATEST", "subjects": ["latest.*"], "max_msgs_per_subject": 1}
+    await nats.api("STREAM.CREATE.LATEST", config)
+    bus = await nats.bus()
+    for number, subject in enumerate(("latest.a", "latest.b", "latest.a", "latest.b"), 1):
+        await bus.publish(subject, b"x", f"k{number}", {})
+    await (await bus.follow("LATEST", 1, Inbox().deliver)).close()
+    await bus.follow("LATEST", 0, inbox.deliver)
+    await inbox.wait(2)
+    assert inbox.sequences == [3, 4]
+
+
+@pytest.mark.adapters
 async def test_full_stream_is_refused(nats: NatsWorld) -> None:
     await nats.api(
         "STREAM.CREATE.SMALL",

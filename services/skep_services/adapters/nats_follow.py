@@ -182,7 +182,8 @@ class Follow:
 
         SUBMIT may begin behind what should come next, as decided submissions are taken out
         (`compaction`), but not behind what a reader of all of it has decided: then the reader's log
-        is older than it was.
+        is older than it was. A stream that keeps only the latest message of each subject begins
+        where the oldest of those is.
 
         Raises:
             MissingStreamError: The stream does not exist.
@@ -244,7 +245,10 @@ class Follow:
             # A position (`known`) in all of the stream is admission's, and it alone takes out.
             decides = self._known > 0 and not self._subjects
             compacted = self.stream == subjects.SUBMIT and not decides
-            if info.state.first_seq > self._delivered + 1 and not compacted:
+            # Of what was replaced by a later message on its subject, nobody needs anything.
+            latest_only = info.config.get("max_msgs_per_subject") == 1
+            lacks = info.state.first_seq > self._delivered + 1
+            if lacks and not compacted and not latest_only:
                 message = (
                     f"stream {self.stream} begins at {info.state.first_seq}, but what follows "
                     f"{self._delivered} is needed next: messages in between were removed. If they "
