@@ -41,6 +41,15 @@ class Links:
         """Return the passwords of everybody, by name."""
         return self._about()["nats"]["users"]
 
+    def url(self, user: str) -> str:
+        """Return where a user finds the bus now, several addresses with commas between them."""
+        found: str = address(self._about()["nats"], user)
+        return found
+
+    def login(self, user: str) -> dict[str, Any]:
+        """Return by what a user proves itself, as arguments of the client library."""
+        return {"user": user, "password": self.users()[user]}
+
     def listen(self, user: str, subject: str, hear: Hear) -> None:
         """Have every connection of `user` hear a subject."""
         self._heard[user] = subject, hear
@@ -48,16 +57,14 @@ class Links:
     async def client(self, user: str) -> Client:
         """Return a connection of `user`; raises while there is none to be had."""
         async with self._lock:
-            about = self._about()
-            url = address(about["nats"], user)
+            url = self.url(user)
             known = self._clients.get(user)
             if known is not None and known[0] == url and not known[1].is_closed:
                 return known[1]
             self._drop(user)
             client = await nats.connect(
                 url.split(","),
-                user=user,
-                password=about["nats"]["users"][user],
+                **self.login(user),
                 inbox_prefix=f"_INBOX.{user}".encode(),
                 error_cb=_ignore,
                 reconnect_time_wait=0.1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.system.chaos.delay import Delay
@@ -51,7 +51,8 @@ class Namespaces:
             except OSError:
                 return False
             made.pid = pid
-            for rule in self._rules(made):
+            others = [self._addresses[name] for name in made.cut.others]
+            for rule in rules(made.cut.how, others, made.delay):
                 if not _filter(pid, "-I", rule):
                     self._undo(made)
                     return False
@@ -71,22 +72,6 @@ class Namespaces:
     def close(self) -> None:
         self.heal_all()
 
-    def _rules(self, made: _Made) -> list[list[str]]:
-        others = [self._addresses[name] for name in made.cut.others]
-        to = [["-d", one] for one in others] or [["!", "-o", "lo"]]
-        by = [["-s", one] for one in others] or [["!", "-i", "lo"]]
-        says = [["OUTPUT", *words, "-j", "DROP"] for words in to]
-        hears = [["INPUT", *words, "-j", "DROP"] for words in by]
-        match made.cut.how:
-            case "mute":
-                return says
-            case "deaf":
-                return hears
-            case "apart":
-                return says + hears
-            case _:
-                return [["OUTPUT", *words, *late_or_lost(made.delay)] for words in to]
-
     @staticmethod
     def _undo(made: _Made) -> None:
         for rule in made.rules:
@@ -96,6 +81,29 @@ class Namespaces:
         if made.delay is not None:
             made.delay.stop()
             made.delay = None
+
+
+def rules(how: str, others: Sequence[str], delay: Delay | None) -> list[list[str]]:
+    """Return the packet filter's rules inside a namespace that is cut off.
+
+    Args:
+        how: As a `Cut` has it.
+        others: The addresses that it is cut off from; empty: from everybody but itself.
+        delay: What makes packets late.
+    """
+    to = [["-d", one] for one in others] or [["!", "-o", "lo"]]
+    by = [["-s", one] for one in others] or [["!", "-i", "lo"]]
+    says = [["OUTPUT", *words, "-j", "DROP"] for words in to]
+    hears = [["INPUT", *words, "-j", "DROP"] for words in by]
+    match how:
+        case "mute":
+            return says
+        case "deaf":
+            return hears
+        case "apart":
+            return says + hears
+        case _:
+            return [["OUTPUT", *words, *late_or_lost(delay)] for words in to]
 
 
 def _filter(pid: int, verb: str, rule: list[str]) -> bool:

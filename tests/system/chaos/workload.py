@@ -1,7 +1,7 @@
 """What tenants do meanwhile: jobs of every kind, cancels, and the same key again.
 
-The clients are plain NATS clients. A submission is repeated with its key until it is acknowledged,
-and until its verdict has come: both as any client without patience would.
+A submission is repeated with its key until it is acknowledged, and until its verdict has come: both
+as any client without patience would. `Workload` has plain NATS clients.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import json
 import random
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,24 +115,13 @@ def _spec(
     return spec
 
 
-class Workload:
-    """Carries the wishes out, and keeps what the clients were told in them."""
+class Clients(ABC):
+    """Carry wishes out, and keep in them what the clients were told."""
 
-    def __init__(self, links: Links, wishes: list[Wish]) -> None:
-        """Listen for verdicts."""
-        self.links, self.wishes = links, wishes
-        self.acks = 0
+    def __init__(self, wishes: Sequence[Wish]) -> None:
+        """Begin nothing yet."""
+        self.wishes = wishes
         self._tasks: list[asyncio.Task[None]] = []
-        self._came: dict[str, asyncio.Event] = {}
-        self._told: dict[str, list[dict[str, Any]]] = {}
-        for vc in sorted({wish.told.vc for wish in wishes}):
-            links.listen(f"vc-{vc}", f"_INBOX.vc-{vc}.chaos.*", self._hear)
-
-    async def _hear(self, message: Msg) -> None:
-        """Keep a verdict."""
-        if message.subject in self._told:
-            self._told[message.subject].append(json.loads(message.data))
-            self._came[message.subject].set()
 
     async def run(self, begin: float) -> None:
         """Begin every wish at its time (`begin` is monotonic s); they may take longer than this."""
@@ -142,9 +133,10 @@ class Workload:
 
     async def settle(self, within_s: float) -> list[str]:
         """Return what has no answer in time after all."""
-        _, pending = await asyncio.wait(self._tasks, timeout=within_s)
-        for task in pending:
-            task.cancel()
+        if self._tasks:
+            _, pending = await asyncio.wait(self._tasks, timeout=within_s)
+            for task in pending:
+                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         return [
             f"{wish.told.key} ({wish.told.kind}) was "
@@ -155,18 +147,74 @@ class Workload:
 
     async def _carry_out(self, wish: Wish) -> None:
         told = wish.told
-        await self._until_told(told, f"submit.{told.vc}", json.dumps(wish.spec).encode(), told.key)
+        await self.submit(wish)
         if not wish.cancel_after_s:
             return
         await asyncio.sleep(wish.cancel_after_s)
         told.cancel_sent = True
-        payload = json.dumps({"job": told.job}).encode()
-        await self._until_told(told, f"cancel.{told.vc}", payload, "")
+        await self.cancel(told)
+
+    async def _again(self, wish: Wish) -> None:
+        """Submit the same key once more, as a client does that forgot it had."""
+        await asyncio.sleep(wish.again_after_s)
+        wish.told.sent_at = wish.told.sent_at or time.monotonic_ns()
+        await self.repeat(wish)
+
+    @abstractmethod
+    async def submit(self, wish: Wish) -> None:
+        """Submit a wish, again and again, until its verdict is there."""
+
+    @abstractmethod
+    async def cancel(self, told: Told) -> None:
+        """Cancel a job, again and again, until the verdict on that is there."""
+
+    @abstractmethod
+    async def repeat(self, wish: Wish) -> None:
+        """Submit a wish until it is acknowledged, and wait for no verdict."""
+
+
+class Workload(Clients):
+    """Plain NATS clients: one of each virtual cluster, or one person of it.
+
+    Args:
+        links: Their connections.
+        wishes: What they want.
+        people: The person by VC who speaks for it; a VC without one speaks by itself.
+    """
+
+    def __init__(
+        self, links: Links, wishes: Sequence[Wish], people: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(wishes)
+        self.links, self._people = links, people
+        self._came: dict[str, asyncio.Event] = {}
+        self._told: dict[str, list[dict[str, Any]]] = {}
+        for vc in sorted({wish.told.vc for wish in wishes}):
+            user = self._name("vc-", vc)
+            links.listen(user, f"_INBOX.{user}.chaos.*", self._hear)
+
+    def _name(self, prefix: str, vc: str) -> str:
+        """Return what speaks for a VC: its user on the bus, or the end of its subjects."""
+        person = self._people.get(vc)
+        return f"{prefix}{vc}.{person}" if person else f"{prefix}{vc}"
+
+    async def _hear(self, message: Msg) -> None:
+        """Keep a verdict."""
+        if message.subject in self._told:
+            self._told[message.subject].append(json.loads(message.data))
+            self._came[message.subject].set()
+
+    async def submit(self, wish: Wish) -> None:
+        told = wish.told
+        await self._until_told(told, "submit", json.dumps(wish.spec).encode(), told.key)
+
+    async def cancel(self, told: Told) -> None:
+        await self._until_told(told, "cancel", json.dumps({"job": told.job}).encode(), "")
 
     async def _until_told(self, told: Told, verb: str, payload: bytes, key: str) -> None:
         """Publish, again and again, until the verdict is there; an empty key is fresh each time."""
-        user = f"vc-{told.vc}"
-        inbox = f"_INBOX.{user}.chaos.{verb.split('.', maxsplit=1)[0]}-{told.key}"
+        user = self._name("vc-", told.vc)
+        inbox = f"_INBOX.{user}.chaos.{verb}-{told.key}"
         self._told[inbox] = told.verdicts if key else told.cancels
         came = self._came[inbox] = asyncio.Event()
         while not came.is_set():
@@ -174,7 +222,8 @@ class Workload:
             if key and not told.sent_at:
                 told.sent_at = sent_at
             headers = {"Nats-Msg-Id": key or fresh_key(), "Skep-Reply": inbox}
-            answer = await self.links.publish(user, f"skep.v1.{verb}", payload, headers)
+            subject = self._name(f"skep.v1.{verb}.", told.vc)
+            answer = await self.links.publish(user, subject, payload, headers)
             if answer is None:
                 await asyncio.sleep(PAUSE_S)
                 continue
@@ -186,22 +235,18 @@ class Workload:
             except TimeoutError:
                 pass  # The verdict is lost or late: the same key again asks for it.
 
-    async def _again(self, wish: Wish) -> None:
-        """Submit the same key once more, as a client does that forgot it had."""
-        await asyncio.sleep(wish.again_after_s)
+    async def repeat(self, wish: Wish) -> None:
         told = wish.told
-        told.sent_at = told.sent_at or time.monotonic_ns()
         headers = {"Nats-Msg-Id": told.key}
         payload = json.dumps(wish.spec).encode()
+        user, subject = self._name("vc-", told.vc), self._name("skep.v1.submit.", told.vc)
         while True:
-            answer = await self.links.publish(
-                f"vc-{told.vc}", f"skep.v1.submit.{told.vc}", payload, headers
-            )
+            answer = await self.links.publish(user, subject, payload, headers)
             if answer is not None:
                 self._acknowledged(told, answer)
                 return
             await asyncio.sleep(PAUSE_S)
 
-    def _acknowledged(self, told: Told, answer: dict[str, Any]) -> None:
-        self.acks += 1
+    @staticmethod
+    def _acknowledged(told: Told, answer: dict[str, Any]) -> None:
         told.acks.append(Ack(answer["seq"], answer.get("duplicate", False), time.monotonic_ns()))

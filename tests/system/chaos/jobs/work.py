@@ -59,8 +59,9 @@ class Notes:
 
 
 def _node(sock: str) -> str:
-    """Return the name of a node whose agents keep their state in a folder of that name."""
-    return os.path.basename(os.path.dirname(os.path.dirname(sock)))
+    """Return the name of a node: of its agent's state folder, or of its machine if it has one."""
+    name = os.path.basename(os.path.dirname(os.path.dirname(sock)))
+    return os.uname().nodename if name == "agent" else name
 
 
 def last_step(path: str) -> int:
