@@ -21,6 +21,7 @@ import pytest
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.agent import proc
+from skep_services.servers import serving
 from skep_services.supervisor import boot, children, home, run, survivors
 from skep_services.supervisor.children import Child, ReadyReader, bound_log, exit_text
 from skep_services.supervisor.config import Wishes, settle
@@ -471,6 +472,26 @@ def test_survivors_are_found_by_record_and_by_command(folder: Path) -> None:
         assert third.poll() is None
         Path(home.pids_path(str(folder))).write_text("{")
         assert survivors.find(str(folder), [recorded, unrecorded]) == {}
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_server_ends_what_a_killed_one_left_the_bus_last(folder: Path) -> None:
+    told = folder / "told"
+
+    def telling(name: str) -> str:
+        return f"trap 'echo {name} >> {told}; exit' TERM; {READY}; while :; do sleep 0.05; done"
+
+    bus, service = (plan(folder, name, telling(name)) for name in ("nats", "admission"))
+    processes = [start(one) for one in (bus, service)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        serving.stop_survivors(str(folder), ClusterPlan(bus=bus, services=(service,), agents=()))
+        assert told.read_text().split() == ["admission", "nats"]
     finally:
         for process in processes:
             process.kill()

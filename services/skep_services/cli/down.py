@@ -165,7 +165,7 @@ def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
     import asyncio
 
     from skep_services.supervisor import boot, survivors
-    from skep_services.supervisor.table import cluster_plan, nats_config_path
+    from skep_services.supervisor.table import NATS, cluster_plan, nats_config_path
 
     try:
         cluster = boot.read_cluster(home)
@@ -173,12 +173,10 @@ def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
         cluster = None
     plan = cluster and cluster_plan(cluster, home, nats_config_path(home))
     found = survivors.find(home, plan.every() if plan else ())
-    bus = found.pop("nats", None)
-    survivors.stop(found.values())
-    if bus is not None:
-        survivors.stop([bus])
+    survivors.stop_in_order(found, NATS)
     busy = asyncio.run(boot.stop_jobs(boot.node_folders(home), keep))
-    return [*sorted(found), *(["nats"] if bus else []), *(f"jobs in {state}" for state in busy)]
+    names = sorted(found, key=lambda name: (name == NATS, name))
+    return [*names, *(f"jobs in {state}" for state in busy)]
 
 
 def _wipe(home: str) -> None:

@@ -267,13 +267,9 @@ def _stop_survivors(home: str, cluster: Cluster) -> None:
 
     plan = cluster_plan(cluster, home, nats_config_path(home))
     found = survivors.find(home, plan.every())
-    if not found:
-        return
-    say(f"stopping what a killed supervisor left: {', '.join(sorted(found))}")
-    bus = found.pop(plan.bus.name, None)
-    survivors.stop(found.values())
-    if bus is not None:
-        survivors.stop([bus])
+    if found:
+        say(f"stopping what a killed supervisor left: {', '.join(sorted(found))}")
+        survivors.stop_in_order(found, plan.bus.name)
 
 
 def _stop_former_nodes(home: str, cluster: Cluster) -> None:

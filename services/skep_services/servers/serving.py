@@ -32,9 +32,10 @@ from skep_services.servers import bus, files, notify, plan, setup
 from skep_services.servers.files import FilesError, ServerFile
 from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
-from skep_services.supervisor import boot
+from skep_services.supervisor import boot, survivors
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import Supervisor, say, write_state
+from skep_services.supervisor.table import ClusterPlan
 
 LOOK_EVERY_S = 0.5
 """Between two looks for servers that are still to come: a person waits."""
@@ -177,6 +178,7 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
         return EXIT_CONFIGURATION
     write_all(home, file)
     children = plan.server_plan(file, home, str(binary))
+    await asyncio.to_thread(stop_survivors, home, children)
 
     async def look_after(reload: Callable[[], None]) -> None:
         notify.tell(notify.status("up"))
@@ -189,6 +191,21 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
         home, children, prepare=lambda: prepare(home, file), stop_jobs=_no_jobs, admit=look_after
     )
     return await supervisor.run()
+
+
+def stop_survivors(home: str, children: ClusterPlan) -> None:
+    """End what a killed `skep server run` left: two of a name take each other's messages.
+
+    systemd has ended them with their unit; what else may have started this has not.
+
+    Args:
+        home: The state folder.
+        children: The processes of the server.
+    """
+    found = survivors.find(home, children.every())
+    if found:
+        say("stopping what a killed supervisor left", processes=sorted(found))
+        survivors.stop_in_order(found, children.bus.name)
 
 
 async def _no_jobs() -> list[str]:

@@ -54,6 +54,17 @@ def find(home: str, plans: Sequence[ChildPlan]) -> Survivors:
     return found
 
 
+def stop_in_order(found: Survivors, bus: str) -> None:
+    """End processes of a cluster, the bus last: others tell it that they go.
+
+    Args:
+        found: The processes by name.
+        bus: The name of the bus.
+    """
+    stop(process for name, process in found.items() if name != bus)
+    stop(process for name, process in found.items() if name == bus)
+
+
 def stop(processes: Iterable[proc.Process], within_s: float = STOP_WITHIN_S) -> None:
     """End processes, by force those that take too long. Returns once they are gone.
 
