@@ -67,6 +67,9 @@ class Fault(NamedTuple):
     number: int = 0
 
 
+Act = Callable[[Fault], Awaitable[bool]]
+
+
 @dataclass
 class Injected:
     """One fault that was tried. Times are monotonic ns; `done` is False if it found nothing."""
@@ -142,7 +145,16 @@ class Injector:
     async def _inject(self, fault: Fault) -> None:
         done = Injected(fault.kind, fault.component, time.monotonic_ns())
         self.injected.append(done)
-        acts: dict[str, Callable[[Fault], Awaitable[bool]]] = {
+        try:
+            done.done = await self.acts()[fault.kind](fault)
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+            done.detail = repr(error)
+            self.problems.append(f"{fault.kind} of {fault.component}: {error!r}")
+        done.ended = time.monotonic_ns()
+
+    def acts(self) -> dict[str, Act]:
+        """Return how each kind of fault is done; whether it could be is what that returns."""
+        return {
             "kill": self._kill,
             "kill-runner": self._kill,
             "kill-supervisor": self._kill_supervisor,
@@ -164,12 +176,6 @@ class Injector:
             "partition": self._partition,
             "kill-bus": self._kill_bus,
         }
-        try:
-            done.done = await acts[fault.kind](fault)
-        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
-            done.detail = repr(error)
-            self.problems.append(f"{fault.kind} of {fault.component}: {error!r}")
-        done.ended = time.monotonic_ns()
 
     async def heal(self) -> None:
         """Undo whatever may still be in force, and bring the cluster up if it is down."""
@@ -292,15 +298,15 @@ class Injector:
 
     async def _cut(self, fault: Fault) -> bool:
         cut = Cut(fault.kind, (), fault.number)
-        return await self._cut_off(fault.component, cut, fault.seconds)
+        return await self.cut_off(fault.component, cut, fault.seconds)
 
     async def _partition(self, fault: Fault) -> bool:
         first, _, second = fault.component.partition("|")
         cut = Cut(WAYS[fault.number % len(WAYS)], tuple(second.split("+")))
-        tasks = [self._cut_off(name, cut, fault.seconds) for name in first.split("+")]
+        tasks = [self.cut_off(name, cut, fault.seconds) for name in first.split("+")]
         return any(await asyncio.gather(*tasks))
 
-    async def _cut_off(self, name: str, cut: Cut, seconds: float) -> bool:
+    async def cut_off(self, name: str, cut: Cut, seconds: float) -> bool:
         """Cut a component off, and whatever takes its place meanwhile."""
         network, until = self.target.network, time.monotonic() + seconds
         pid = await asyncio.to_thread(self.target.pid, name)

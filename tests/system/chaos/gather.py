@@ -31,21 +31,21 @@ async def read_logs(target: Target, evidence: Evidence) -> None:
         if one.subject.split(".")[2] == "submit"
     ]
     evidence.admission, evidence.allocator = [
-        _records(await target.records(stream), stream, facts, evidence.broken)
+        chain(await target.records(stream), stream, facts, evidence.broken)
         for stream, facts in LOGS
     ]
     # Nothing is searched for here: of this log only the chain is looked at.
     found = await target.records(subjects.SEARCH)
-    _records(found, subjects.SEARCH, SearchFact, evidence.broken)
+    chain(found, subjects.SEARCH, SearchFact, evidence.broken)
 
 
-def _records(found: list[Delivery], stream: str, facts: Any, broken: list[str]) -> list[LogRecord]:
+def chain(found: list[Delivery], stream: str, facts: Any, broken: list[str]) -> list[LogRecord]:
     """Return a log's records up to the first that does not continue its chain."""
-    chain = Chain(f"fact log {stream}", facts)
+    read = Chain(f"fact log {stream}", facts)
     records = []
     for one in found:
         try:
-            records.append(chain.read(one.payload, f"sequence {one.sequence}"))
+            records.append(read.read(one.payload, f"sequence {one.sequence}"))
         except CorruptLogError as error:
             broken.append(str(error))
             break

@@ -37,10 +37,15 @@ PEOPLE = (
 
 
 class Story:
-    """Types commands on machines and prints them with their times."""
+    """Types commands on machines and prints them with their times.
 
-    def __init__(self, bed: Bed) -> None:
-        self._began = time.monotonic()
+    Args:
+        bed: The machines.
+        within_s: How long is waited for what has to come (seconds).
+    """
+
+    def __init__(self, bed: Bed, within_s: float = WITHIN_S) -> None:
+        self._began, self._within_s = time.monotonic(), within_s
         self.bed = bed
         self.failed: list[str] = []
 
@@ -76,8 +81,9 @@ class Story:
             print(f"             !! exit code {done.code}, expected {code}", flush=True)
         return done
 
-    def until(self, what: str, holds: Callable[[], bool], within_s: float = WITHIN_S) -> float:
+    def until(self, what: str, holds: Callable[[], bool], within_s: float = 0.0) -> float:
         """Wait until something holds; return how long it took (seconds)."""
+        within_s = within_s or self._within_s
         began = time.monotonic()
         while not holds():
             if time.monotonic() - began > within_s:

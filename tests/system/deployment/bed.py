@@ -156,21 +156,22 @@ class Machine:
 
     def power_off(self) -> None:
         """Kill everything that runs in this machine's network, at once."""
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # It has just ended.
+        while pids := self.pids():  # What was just starting another process may have done so.
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # It has just ended.
         for process in self.running.values():
             process.wait()
         self.running.clear()
 
     def pids(self) -> list[int]:
-        """Return the processes of this machine."""
+        """Return the processes of this machine, but for this one, which may stand in its place."""
         done = subprocess.run(
             ["ip", "netns", "pids", self.space], check=False, capture_output=True, text=True
         )
-        return [int(word) for word in done.stdout.split()]
+        return [pid for word in done.stdout.split() if (pid := int(word)) != os.getpid()]
 
     def cut(self, *, off: bool) -> None:
         """Pull this machine's cable, or put it back."""
