@@ -168,10 +168,18 @@ class Machine:
 
     def pids(self) -> list[int]:
         """Return the processes of this machine, but for this one, which may stand in its place."""
-        done = subprocess.run(
-            ["ip", "netns", "pids", self.space], check=False, capture_output=True, text=True
-        )
-        return [pid for word in done.stdout.split() if (pid := int(word)) != os.getpid()]
+        try:
+            wanted = os.stat(f"/run/netns/{self.space}").st_ino
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdecimal() and os.stat(f"/proc/{name}/ns/net").st_ino == wanted:
+                    found.append(int(name))
+            except OSError:
+                pass  # It has just ended.
+        return [pid for pid in found if pid != os.getpid()]
 
     def cut(self, *, off: bool) -> None:
         """Pull this machine's cable, or put it back."""
