@@ -14,7 +14,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_claims import Resolver
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import DriftedStreamError, bootstrap_streams
-from skep_services.pki.files import Replaced
+from skep_services.pki.files import Replaced, TlsError
 from skep_services.ports import MissingStreamError, RefusedError
-from skep_services.servers import bus, files, notify, plan, setup
+from skep_services.servers import bus, files, notify, plan, setup, status
 from skep_services.servers.files import FilesError, ServerFile
 from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
@@ -63,9 +63,31 @@ def run(home: str) -> int:
     file = files.read_server(home)
     lock = take_lock(home)
     try:
+        others = [one for one in file.members if one.name != file.name]
+        gateways = [one.url("https", one.ports.gateway) for one in others]
+        if refused(home, gateways, file.name):
+            return EXIT_CONFIGURATION
         return asyncio.run(_run(home, file))
     finally:
         os.close(lock)
+
+
+def refused(home: str, gateways: Iterable[str], who: str) -> bool:
+    """Return whether this version cannot be in one cluster with others; the log says why.
+
+    Args:
+        home: The state folder.
+        gateways: The addresses of gateways of the cluster.
+        who: This machine, for the log.
+    """
+    try:
+        why = status.apart(Path(files.tls_path(home, files.CA)), gateways, who)
+    except TlsError:
+        return False  # Who is in need of the file says so.
+    if why:
+        say("not started", error=why)
+        notify.tell(notify.status(why))
+    return bool(why)
 
 
 def take_lock(home: str) -> int:
