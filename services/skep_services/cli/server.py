@@ -43,6 +43,13 @@ def options_server(parser: ArgumentParser) -> None:
         "--vc", action="append", default=[], metavar="NAME=GPUS", help="init: a virtual cluster"
     )
     parser.add_argument("--cluster", metavar="FILE", help="init: a cluster file (its cells)")
+    parser.add_argument(
+        "--archive",
+        default="",
+        metavar="DIR",
+        help="init: where old messages go, by `retention` of the cluster file; three servers share "
+        "it (default: in the state folder)",
+    )
     parser.add_argument("--replace", default="", metavar="NAME", help="join: in place of a server")
     parser.add_argument("--valid", type=float, default=60.0, metavar="MINUTES", help="token")
     parser.add_argument("--print", action="store_true", help="install: only show the units")
@@ -105,8 +112,10 @@ def _init(arguments: Namespace) -> int:
         size=arguments.servers,
         members=[member],
         listen=_listen(arguments),
+        archive=arguments.archive,
         **_cells(arguments),
     )
+    files.check_retention(file, arguments.cluster or "--archive")
     setup.create(home, file)
     if arguments.json:
         print_json({"home": home, "cluster": name, "server": file.name, "hosts": list(hosts)})
@@ -169,7 +178,10 @@ def _join(arguments: Namespace) -> int:
         revision=joined.revision,
         members=joined.members,
         listen=_listen(arguments),
+        retention=joined.retention,
+        archive=joined.archive,
     )
+    files.check_retention(file, "what the server says")
     setup.take(home, file, joined.secrets)
     if arguments.json:
         print_json({"home": home, "cluster": file.cluster, "server": file.name})
@@ -245,8 +257,9 @@ def _cells(arguments: Namespace) -> dict[str, Any]:
     if arguments.cluster:
         if arguments.vc:
             raise CommandError(exits.USAGE, "--vc or --cluster, not both")
-        cells = clusters.read(arguments.cluster)
+        cells, kept = clusters.read_kept(arguments.cluster)
         return {
+            **({"retention": kept} if kept is not None else {}),
             "vcs": cells.vcs,
             "chains": cells.chains,
             "pins": cells.pins,

@@ -29,6 +29,7 @@ from skep_services.servers import files, setup, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
 from skep_services.servers.versions import VersionError, check_meeting
+from skep_services.supervisor.config import Retention
 
 JOIN_PATH, SERVERS_PATH = "/v1/servers/join", "/v1/servers"
 BODY_BYTES_MAX = 64 * 1024
@@ -57,6 +58,8 @@ class ServerJoined(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     members: list[Member]
     secrets: setup.Secrets
+    retention: Retention = Retention()
+    archive: str = ""
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +159,8 @@ class Meeting:
                 revision=joined.revision,
                 members=joined.members,
                 secrets=setup.read_secrets(self._home),
+                retention=joined.retention,
+                archive=joined.archive,
             )
         )
 

@@ -85,6 +85,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = ""
     ports: tuple[int, int] = files.GANG_PORTS
     checkpoints: str = ""
+    job_log_days: int = 0
 
 
 def join(home: str, invitation: Invitation, wanted: Wanted) -> NodeFile:
@@ -131,6 +132,7 @@ def join(home: str, invitation: Invitation, wanted: Wanted) -> NodeFile:
         gpu_type=wanted.gpu_type or wanted.device,
         ports=wanted.ports,
         checkpoints=wanted.checkpoints,
+        job_log_days=wanted.job_log_days,
     )
     files.write(files.node_path(home), file)
     return file

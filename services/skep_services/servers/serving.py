@@ -32,7 +32,7 @@ from skep_services.servers import bus, files, notify, plan, setup, status
 from skep_services.servers.files import FilesError, ServerFile
 from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
-from skep_services.supervisor import boot
+from skep_services.supervisor import boot, retention
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import Supervisor, say, write_state
 
@@ -200,11 +200,15 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
     write_all(home, file)
     children = plan.server_plan(file, home, str(binary))
 
+    kept = file.retention
+
     async def look_after(reload: Callable[[], None]) -> None:
         notify.tell(notify.status("up"))
         await asyncio.gather(
             _always("certificate", lambda: _renew_certificate(home, reload)),
             _always("servers", lambda: _follow_servers(home, known, reload)),
+            # One server archives; the name goes to who takes its place.
+            *([retention.watch(home, kept, plan.archive_env(file))] if file.number == 1 else []),
         )
 
     supervisor = Supervisor(
