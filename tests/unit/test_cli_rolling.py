@@ -102,7 +102,7 @@ def test_nodes_follow_one_another(nodes: Nodes, run: Run) -> None:
     assert (nodes.folder.parent / "order").read_text() == "<a a<b ab<c "
     first, *_, last = out.splitlines()
     assert first.startswith(f"a: {OLD} to {NEW}, back after ")
-    assert first.endswith(" s, 1 job of it went on")
+    assert first.endswith(" s, its 1 job went on")
     assert last == f"3 machines upgraded to {NEW}"
     assert (nodes.folder / "a").read_text() == f"{NEW}\n"
     assert run("node", "upgrade", "--via", nodes.via)[:2] == (0, f"all run {NEW} already\n")

@@ -43,6 +43,9 @@ def options_join(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--valid", type=float, default=VALID_MINUTES, metavar="MINUTES", help="token"
     )
+    parser.add_argument(
+        "--at", default="", metavar="HOST[:PORT]", help="renew: where a server is now, if it moved"
+    )
     parser.add_argument("--count", type=int, default=1, help="token: how many tokens")
     parser.add_argument("--launcher", action="store_true", help="install: jobs as their owners")
     parser.add_argument("--print", action="store_true", help="install: only show the units")
@@ -141,12 +144,27 @@ def _run(arguments: Namespace) -> int:
 def _renew(arguments: Namespace) -> int:
     from skep_services.servers import nodejoin
 
-    nodejoin.renew(_home(arguments), force=True)
+    moved = nodejoin.renew(_home(arguments), force=True, at=_place_at(arguments)).moved
     if arguments.json:
-        print_json({"renewed": True})
+        print_json({"renewed": True, "moved": moved})
+    elif moved:
+        print("certificate and identity are new, and the servers are elsewhere")
+        print("  next here        systemctl restart skep-node    (jobs run on)")
     else:
         print("certificate and identity are new; the agent takes them in without a stop")
     return exits.OK
+
+
+def _place_at(arguments: Namespace) -> Any:
+    from skep_services.servers import nodejoin
+    from skep_services.servers.address import AddressError, parse_place
+
+    if not arguments.at:
+        return None
+    try:
+        return parse_place(arguments.at, nodejoin.GATEWAY_PORT)
+    except AddressError as error:
+        raise CommandError(exits.USAGE, f"--at: {error}") from None
 
 
 def _token(arguments: Namespace) -> int:

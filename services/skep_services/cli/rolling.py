@@ -108,7 +108,7 @@ def upgrade_nodes(arguments: Namespace, client: Client) -> int:
         batch=arguments.batch,
         by_hand=NODE_BY_HAND,
         missing=lambda one: nodes.missing(one, to),
-        words=lambda one: f", {render.plural(len(nodes.jobs[one.name]), 'job')} of it went on",
+        words=lambda one: nodes.words(one.name),
         passed=away,
     )
 
@@ -221,6 +221,11 @@ class _Nodes:
                     text = f"it is back, and its job {job} was lost ({each['ended_why']})"
                     raise BrokenError(text)
         return ""
+
+    def words(self, name: str) -> str:
+        """Return what is said of the jobs of a node that is back."""
+        jobs = self.jobs[name]
+        return f", its {render.plural(len(jobs), 'job')} went on" if jobs else ""
 
     def _attempts(self, job: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._client.get(f"/v1/jobs/{quote(job)}")["attempts"]

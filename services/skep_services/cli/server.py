@@ -180,6 +180,7 @@ def _join(arguments: Namespace) -> int:
         listen=_listen(arguments),
         retention=joined.retention,
         archive=joined.archive,
+        awaits_streams=joined.awaits_streams,
     )
     files.check_retention(file, "what the server says")
     setup.take(home, file, joined.secrets)

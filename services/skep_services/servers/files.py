@@ -103,6 +103,8 @@ class ServerFile(msgspec.Struct, kw_only=True):
     quarantine: QuarantineRule = QUARANTINE
     retention: Retention = Retention()
     archive: str = ""
+    awaits_streams: bool = False
+    """A backup was restored into the cluster's first folder, and its streams are yet to come."""
 
     @property
     def me(self) -> Member:

@@ -60,6 +60,7 @@ class ServerJoined(msgspec.Struct, frozen=True, kw_only=True):
     secrets: setup.Secrets
     retention: Retention = Retention()
     archive: str = ""
+    awaits_streams: bool = False
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     revision: int
     members: list[Member]
+    awaits_streams: bool = False
 
 
 class Meeting:
@@ -129,7 +131,11 @@ class Meeting:
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             return _refused(401, "unauthorized", "only servers of the cluster are told")
         file = files.read_server(self._home)
-        return _answer(Servers(revision=file.revision, members=file.members))
+        return _answer(
+            Servers(
+                revision=file.revision, members=file.members, awaits_streams=file.awaits_streams
+            )
+        )
 
     async def _join(self, request: web.Request) -> web.Response:
         try:
@@ -161,6 +167,7 @@ class Meeting:
                 secrets=setup.read_secrets(self._home),
                 retention=joined.retention,
                 archive=joined.archive,
+                awaits_streams=joined.awaits_streams,
             )
         )
 
@@ -219,7 +226,12 @@ def newer(file: ServerFile, told: Servers) -> ServerFile:
     """Return the cluster with the servers that another one told of, if it knows more."""
     if told.revision <= file.revision or not any(one.name == file.name for one in told.members):
         return file
-    return msgspec.structs.replace(file, members=told.members, revision=told.revision)
+    return msgspec.structs.replace(
+        file,
+        members=told.members,
+        revision=told.revision,
+        awaits_streams=file.awaits_streams and told.awaits_streams,
+    )
 
 
 def meeting_secret(shared: setup.Secrets) -> str:

@@ -263,19 +263,29 @@ async def prepare(home: str, file: ServerFile) -> None:
                 raise
             say("streams not as they should be yet", error=str(error))
             await asyncio.sleep(TRY_EVERY_S)
-        except (RefusedError, ConnectionError, TimeoutError) as error:
+        except (AwaitedError, RefusedError, ConnectionError, TimeoutError) as error:
             alarmed_at = 0.0
-            text = f"waiting for the bus: {error}"
+            awaited = isinstance(error, AwaitedError)
+            text = str(error) if awaited else f"waiting for the bus: {error}"
             if text != told:
                 told = text
                 say("not prepared yet", error=str(error))
                 notify.tell(notify.status(text))
+                write_state(home, "starting", text if awaited else "")
             await asyncio.sleep(TRY_EVERY_S)
         else:
             return
 
 
+class AwaitedError(Exception):
+    """The streams of a backup have yet to come; the text says how."""
+
+
 async def _prepare(home: str, file: ServerFile) -> None:
+    now = files.read_server(home)
+    if now.awaits_streams and (await look_around(home, now)).awaits_streams:
+        text = "waiting for the streams of the backup: `skep restore FILE --bus` on a server"
+        raise AwaitedError(text)
     link = await connect(home, file, nats_access.BOOTSTRAP)
     try:
         await bootstrap_streams(link, boot.marker_path(home), file.size)
