@@ -48,6 +48,7 @@ from skep_services.adapters.records import Chain
 from skep_services.archiving import folder_of
 from skep_services.pki.files import TlsError, TlsFiles, bus_files, named_files
 from skep_services.ports import CorruptLogError, Delivery, LogRecord, MissingStreamError
+from skep_services.servers import files
 from skep_services.supervisor import home as folder
 
 LIVE = "live"
@@ -169,8 +170,22 @@ def link_options(home: str | None, identity: str = "operator") -> LinkOptions:
         )
         raise UnreachableError(text)
     nats = cluster["nats"]
+    servers = tuple(nats["url"].split(","))
+    if files.has_server(where):
+        # On a server of real machines identities are signed, and both sides have certificates.
+        return LinkOptions(
+            servers=servers,
+            identity=identity,
+            password="",
+            credentials=Path(files.creds_path(where, identity)),
+            tls=TlsFiles(
+                ca=Path(files.tls_path(where, files.CA)),
+                certificate=Path(files.tls_path(where, files.CERTIFICATE)),
+                key=Path(files.tls_path(where, files.KEY)),
+            ),
+        )
     return LinkOptions(
-        servers=tuple(nats["url"].split(",")),
+        servers=servers,
         identity=identity,
         password=nats["users"][identity],
         tls=named_files(*(nats.get(name, "") for name in ("ca", "certificate", "key"))),

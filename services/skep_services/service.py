@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 import structlog
 
+import skep
 from skep.ids import is_token
 from skep.units import Instant
 from skep_services.adapters.nats_login import CredentialsError, Login
@@ -352,6 +353,8 @@ class Health(msgspec.Struct, frozen=True):
     foreign: int = 0
     foreign_latest: str = ""
     """Messages in fact streams that their owners did not write, and the latest of them."""
+    version: str = ""
+    """The version of Skep that it runs; earlier versions do not tell."""
 
 
 async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subject: str) -> None:
@@ -376,6 +379,7 @@ async def answer_health(bus: Bus, chosen: Settings, shell: Shell[Any, Any], subj
             stored=shell.stored,
             foreign=shell.foreign.count,
             foreign_latest=shell.foreign.latest,
+            version=skep.__version__,
         )
         if asked.reply:
             await bus.send(asked.reply, msgspec.json.encode(health), {})

@@ -1,6 +1,7 @@
 """Upgrade a cluster of the previous release, service by service, while jobs run.
 
     python -m tests.system.upgrade [--tag 0.2.0] [--out FILE]
+    python -m tests.system.upgrade --deployment --tag COMMIT     # machines, as root
 
 The code of the tag comes out of this repository (`git archive`) and runs with this environment's
 libraries. Processes find their code by a link in PYTHONPATH: once the link points to the present
@@ -244,7 +245,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tag", default=TAG)
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--deployment", action="store_true", help="servers and nodes, by `skep ... upgrade`"
+    )
     given = parser.parse_args()
+    if given.deployment:
+        from tests.system.deployment import upgrading
+
+        with tempfile.TemporaryDirectory(prefix="skep-upgrade-") as work:
+            try:
+                return upgrading.run(given.tag, Path(work))
+            except AbsentError as error:
+                print(f"skipped: {error}")
+                return upgrading.SKIPPED
     with tempfile.TemporaryDirectory(prefix="skep-upgrade-") as work:
         run = Upgrade(Path(work), given.tag)
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from skep_services.backups.container import FRAME_BYTES_MAX, BackupError, Reader, Writer
+from skep_services.backups import container
+from skep_services.backups.container import BEGIN, FRAME_BYTES_MAX, BackupError, Reader, Writer
 from skep_services.backups.files import Kind, files, kind_of
-from skep_services.backups.restoring import verify
+from skep_services.backups.restoring import STREAMS_MAX, verify
 
 SEED = 7
 SECRET = "correct horse"
@@ -175,3 +177,35 @@ def test_nothing_of_a_backup_lies_outside(
     with pytest.raises(BackupError) as found:
         verify(path)
     assert found.value.reason == "backup-damaged"
+
+
+def test_what_is_kept_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.backup"
+    writer = Writer(path)
+    writer.add("about.json", bytes(16 * FRAME_BYTES_MAX))
+    writer.close()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BackupError, match="does not say what it is of"):
+            verify(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 * FRAME_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+    writer = Writer(path)
+    for number in range(STREAMS_MAX + 1):
+        writer.add(f"streams/S{number}", b"", config={"name": f"S{number}"}, state={})
+    writer.close()
+    with pytest.raises(BackupError, match="fewer streams"):
+        verify(path)
+
+    monkeypatch.setattr(container, "NAMES_LENGTH_MAX", 4 * container.ENTRY_COST)
+    assert refusal(written(path)) == "backup-damaged"
+
+
+def test_an_entry_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "one.backup"
+    writer = Writer(path)
+    writer._frame(BEGIN, b"[" * 200_000)
+    writer.close()
+    assert refusal(path) == "backup-damaged"

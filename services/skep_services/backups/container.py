@@ -27,6 +27,10 @@ from skep.wire.bounds import UNDECODABLE
 VERSION: Final = 1
 HEAD_BYTES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 1024 * 1024
+NAMES_LENGTH_MAX: Final = 128 * 1024 * 1024
+"""All names together, which are kept in memory: a million files with long paths."""
+ENTRY_COST: Final = 64
+"""What an entry counts for beside its name."""
 OPERATIONS_MAX: Final = 64
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 """What a file may have argon2id cost: far above what `Writer` asks for."""
@@ -199,6 +203,7 @@ class Reader:
             BackupError: The file is damaged, cut short, or of another passphrase.
         """
         count, every, name = 0, hashlib.sha256(self._line), "its beginning"
+        names = 0
         while True:
             kind, content = self._frame(name, first=not count)
             if kind == LAST:
@@ -206,6 +211,10 @@ class Reader:
                 return
             entry = self._entry(kind, content, name)
             name = entry.name
+            names += len(name) + ENTRY_COST
+            if names > NAMES_LENGTH_MAX:
+                msg = "more entries than a cluster has"
+                raise self._bad(msg)
             ended: list[str] = []
             data = self._data(name, ended)
             yield entry, data
@@ -238,7 +247,7 @@ class Reader:
         try:
             tree = json.loads(content) if kind == BEGIN else None
             return Entry(str(tree["name"]), dict(tree["about"]))  # type: ignore[index]
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, RecursionError):
             raise self._bad(before) from None
 
     def _check_last(self, content: bytes, count: int, digest: str) -> None:

@@ -21,6 +21,9 @@ from skep_services.backups.taking import ABOUT, CUTS, FILES, STREAMS, About
 Told = Callable[[str, float], None]
 """Is told what is being done, and which part of the file was read, 0 to 1."""
 SMALL_BYTES_MAX = 1024 * 1024
+"""What `about.json` and `cuts.json` may have; they are kept in memory."""
+STREAMS_MAX = 64
+"""Several times as many as there are; what each is configured as is kept in memory."""
 BUS_FOLDER = "nats"
 """Where the bus server of an embedded cluster is, if the backup does not say."""
 
@@ -62,6 +65,8 @@ def verify(path: Path, passphrase: str = "", told: Told = lambda _what, _part: N
                 small[entry.name] = _whole(data)
             elif entry.name.startswith(STREAMS):
                 taken = _taken(path, entry)
+                if len(found.streams) >= STREAMS_MAX:
+                    raise _unfit(path, "fewer streams than any version has")
                 found.streams[taken.stream] = taken
             else:
                 found.files[_safe(path, entry)] = _mode(path, entry)
@@ -134,7 +139,12 @@ async def restore_streams(
 
 
 async def restore(
-    path: Path, home: Path, *, passphrase: str = "", told: Told = lambda _what, _part: None
+    path: Path,
+    home: Path,
+    *,
+    passphrase: str = "",
+    adopt: Callable[[Path], bool] = lambda _: True,
+    told: Told = lambda _what, _part: None,
 ) -> Verified:
     """Make a state folder from a backup. Nothing is left behind if it fails.
 
@@ -142,6 +152,8 @@ async def restore(
         path: The backup.
         home: The state folder: there is none, or it is empty.
         passphrase: Of an encrypted backup.
+        adopt: Has the files, once they are written, fit this machine; returns whether the streams
+            come into the folder, too.
         told: Is told how far it is.
 
     Raises:
@@ -159,8 +171,9 @@ async def restore(
     try:
         write_files(path, draft, passphrase, told)
         _forget_processes(draft)
+        streams_too = adopt(draft)
         store = verified.about.store or f"{BUS_FOLDER}/store"
-        if verified.streams:
+        if verified.streams and streams_too:
             async with bus_aside(
                 draft / PurePosixPath(store).parent, verified.about.account
             ) as bus:
@@ -296,8 +309,13 @@ def _taken(path: Path, entry: Entry) -> streams.Taken:
 
 
 def _whole(data: Iterator[bytes]) -> bytes:
-    found = b"".join(data)
-    return found if len(found) <= SMALL_BYTES_MAX else b""
+    """Return a small entry; an empty one if it is not small. The rest is left to the caller."""
+    found = b""
+    for part in data:
+        if len(found) + len(part) > SMALL_BYTES_MAX:
+            return b""
+        found += part
+    return found
 
 
 async def _awaited(data: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from skep_services.backups.container import BackupError
     from skep_services.backups.restoring import Verified
     from skep_services.backups.taking import Counted
+    from skep_services.servers.files import ServerFile
 
 ABOUT = """\
 A backup has the streams of the bus (every submission, fact and event, with its place) and the files
@@ -31,7 +32,7 @@ logs of services are not in it; jobs that run are as after the loss of all nodes
   skep backup /mnt/backups                              # a file named after the time
   skep backup week.backup --encrypt --passphrase-file FILE
   skep backup --check week.backup                       # hashes; and restores it aside to see
-  skep restore week.backup --home /var/lib/skep         # then: skep up --home /var/lib/skep
+  skep restore week.backup --home /var/lib/skep         # it says what to type next
 """
 VARIABLE = "SKEP_BACKUP_PASSPHRASE"
 TRIES = 3
@@ -59,9 +60,28 @@ def options_restore(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bus",
         action="store_true",
-        help="only the streams, into the bus that SKEP_NATS_URL names: it has none yet",
+        help="only the streams, into the bus of the servers, or the one that SKEP_NATS_URL names",
     )
-    parser.add_argument("--replicas", type=int, default=1, help="--bus: servers of each stream")
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        choices=(1, 3),
+        help="--bus: servers of each stream (default: as many as the cluster has)",
+    )
+    parser.add_argument(
+        "--servers",
+        type=int,
+        choices=(1, 3),
+        help="of a cluster of servers: how many there will be (default 1)",
+    )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="of a cluster of servers: a name or address of this machine; the first is the one "
+        "that others use (default: the machine's own)",
+    )
 
 
 def _passphrase_option(parser: ArgumentParser) -> None:
@@ -111,9 +131,12 @@ def _errors(path: Path) -> Iterator[None]:
     from skep_services.backups.restoring import TargetError
     from skep_services.ports import MissingStreamError, RefusedError
     from skep_services.replaying import UnreachableError
+    from skep_services.servers.files import FilesError
 
     try:
         yield
+    except FilesError as error:
+        raise CommandError(exits.FAILED, str(error)) from None
     except BackupError as error:
         raise CommandError(exits.FAILED, str(error), error.reason) from None
     except TargetError as error:
@@ -297,18 +320,58 @@ def _restore(arguments: Namespace) -> int:
     refuse_unless_empty(home)
     passphrase = _passphrase_of(arguments.source, arguments)
     progress = _Progress()
+    made: list[ServerFile] = []
     try:
         done = asyncio.run(
-            restore(arguments.source, home, passphrase=passphrase, told=progress.told_part)
+            restore(
+                arguments.source,
+                home,
+                passphrase=passphrase,
+                adopt=lambda draft: _adopt(arguments, draft, made),
+                told=progress.told_part,
+            )
         )
     finally:
         progress.end()
+    server = made[0] if made else None
     if arguments.json:
-        print_json({"home": str(home), **_told(done)})
+        of = {"server": server.name, "servers": server.size} if server else {}
+        print_json({"home": str(home), **_told(done), **of})
         return exits.OK
     _tell(done)
-    print(f"restored into {home}: start it with `skep up --home {home}`")
+    if server is None:
+        print(f"restored into {home}: start it with `skep up --home {home}`")
+        return exits.OK
+    here = f" --home {home}"
+    print(f"restored into {home}: this is {server.name} of {server.size}, known by ", end="")
+    print(server.me.hosts[0])
+    print(f"  next here        skep server install --start{here}    (or: skep server run{here})")
+    if server.awaits_streams:
+        print(
+            f"  on two others    skep server join TOKEN@{server.me.hosts[0]}    (skep server token)"
+        )
+        print(f"  then here        skep restore {arguments.source} --bus{here}")
+    print(f"  on each node     skep node renew --at {server.me.hosts[0]}    if the name is another")
+    say("the servers of before must not run any more: both would believe that they own the jobs")
     return exits.OK
+
+
+def _adopt(arguments: Namespace, draft: Path, made: list[ServerFile]) -> bool:
+    """Have the folder of a server be one of this machine; return whether it gets the streams.
+
+    Raises:
+        CommandError: It cannot be one, or options are for what it is not.
+    """
+    from skep_services.servers import files, moving, setup
+
+    if not files.has_server(str(draft)):
+        if arguments.host or arguments.servers:
+            text = "--host and --servers: the backup is not of a cluster of servers"
+            raise CommandError(exits.USAGE, text)
+        return True
+    hosts = tuple(arguments.host) or setup.default_hosts()
+    made.append(moving.adopt(str(draft), hosts, arguments.servers or 1))
+    return not made[0].awaits_streams
 
 
 def _restore_bus(arguments: Namespace) -> int:
@@ -316,7 +379,15 @@ def _restore_bus(arguments: Namespace) -> int:
     from skep_services.adapters.nats_bus import NatsBus
     from skep_services.backups.restoring import restore_streams, verify
     from skep_services.replaying import link_options
+    from skep_services.servers import files, moving
+    from skep_services.supervisor import home as folder
 
+    if arguments.host or arguments.servers:
+        raise CommandError(exits.USAGE, "--host and --servers go with a restore into a folder")
+    home = folder.home_folder(arguments.home)
+    # A server knows how many there are; of another bus somebody has to say so.
+    server = files.read_server(home) if files.has_server(home) else None
+    replicas = arguments.replicas or (server.size if server else 1)
     passphrase = _passphrase_of(arguments.source, arguments)
     progress = _Progress()
 
@@ -329,7 +400,7 @@ def _restore_bus(arguments: Namespace) -> int:
                 arguments.source,
                 verified,
                 passphrase=passphrase,
-                replicas=arguments.replicas,
+                replicas=replicas,
                 told=progress.told_part,
             )
         finally:
@@ -340,6 +411,8 @@ def _restore_bus(arguments: Namespace) -> int:
         done = asyncio.run(restored())
     finally:
         progress.end()
+    if server is not None:
+        moving.streams_came(home)
     if arguments.json:
         print_json(_told(done))
     else:

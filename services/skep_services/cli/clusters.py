@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from skep.wire.node import NodeJoined
     from skep.wire.spec import Problem
     from skep_services.cli.specs import Document
+    from skep_services.supervisor.config import Retention
 
 KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "physicalCluster", "virtualClusters")
 
@@ -180,6 +181,32 @@ def read(name: str) -> Cluster:
         CommandError: The file cannot be read or has mistakes; the text names all of them.
     """
     return _parsed(read_document(name))
+
+
+def read_kept(name: str) -> tuple[Cluster, Retention | None]:
+    """Return the cluster that a file describes, and how long things are kept, if it says so.
+
+    Args:
+        name: The file; `-` is standard input.
+
+    Raises:
+        CommandError: The file cannot be read or has mistakes; the text names all of them.
+    """
+    import msgspec
+
+    from skep_services.supervisor.config import Retention
+
+    document = read_document(name)
+    kept = None
+    if isinstance(document.tree, dict) and "retention" in document.tree:
+        try:
+            kept = msgspec.convert(document.tree["retention"], Retention)
+        except msgspec.ValidationError as error:
+            text = f"{document.where('$.retention')}: retention: {error}"
+            raise CommandError(exits.USAGE, text) from None
+        rest = {key: value for key, value in document.tree.items() if key != "retention"}
+        document = document._replace(tree=rest)
+    return _parsed(document), kept
 
 
 def _parsed(document: Document) -> Cluster:

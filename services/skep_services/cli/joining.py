@@ -34,7 +34,17 @@ def options_join(parser: ArgumentParser) -> None:
     parser.add_argument("--gang-ports", default="", metavar="FIRST-LAST", help="join")
     parser.add_argument("--checkpoints", default="", metavar="DIR", help="join: shared storage")
     parser.add_argument(
+        "--job-log-days",
+        type=int,
+        default=0,
+        metavar="DAYS",
+        help="join: when logs of ended jobs go (default 0: never)",
+    )
+    parser.add_argument(
         "--valid", type=float, default=VALID_MINUTES, metavar="MINUTES", help="token"
+    )
+    parser.add_argument(
+        "--at", default="", metavar="HOST[:PORT]", help="renew: where a server is now, if it moved"
     )
     parser.add_argument("--count", type=int, default=1, help="token: how many tokens")
     parser.add_argument("--launcher", action="store_true", help="install: jobs as their owners")
@@ -97,10 +107,12 @@ def _wanted(arguments: Namespace) -> Wanted:
     from skep_services.servers import files
     from skep_services.servers.address import is_host
     from skep_services.servers.nodejoin import Wanted
-    from skep_services.supervisor.config import GPUS_MAX, ConfigError, parse_ports
+    from skep_services.supervisor.config import DAYS_MAX, GPUS_MAX, ConfigError, parse_ports
 
     if arguments.gpus is not None and not 1 <= arguments.gpus <= GPUS_MAX:
         raise CommandError(exits.USAGE, f"--gpus {arguments.gpus}: a node has 1 to {GPUS_MAX}")
+    if not 0 <= arguments.job_log_days <= DAYS_MAX:
+        raise CommandError(exits.USAGE, f"--job-log-days: 0 (never) to {DAYS_MAX}")
     if arguments.address and not is_host(arguments.address):
         text = f"--address {arguments.address}: neither a host name nor an address"
         raise CommandError(exits.USAGE, text)
@@ -119,6 +131,7 @@ def _wanted(arguments: Namespace) -> Wanted:
         gpu_type=arguments.gpu_type,
         ports=ports,
         checkpoints=arguments.checkpoints,
+        job_log_days=arguments.job_log_days,
     )
 
 
@@ -131,12 +144,27 @@ def _run(arguments: Namespace) -> int:
 def _renew(arguments: Namespace) -> int:
     from skep_services.servers import nodejoin
 
-    nodejoin.renew(_home(arguments), force=True)
+    moved = nodejoin.renew(_home(arguments), force=True, at=_place_at(arguments)).moved
     if arguments.json:
-        print_json({"renewed": True})
+        print_json({"renewed": True, "moved": moved})
+    elif moved:
+        print("certificate and identity are new, and the servers are elsewhere")
+        print("  next here        systemctl restart skep-node    (jobs run on)")
     else:
         print("certificate and identity are new; the agent takes them in without a stop")
     return exits.OK
+
+
+def _place_at(arguments: Namespace) -> Any:
+    from skep_services.servers import nodejoin
+    from skep_services.servers.address import AddressError, parse_place
+
+    if not arguments.at:
+        return None
+    try:
+        return parse_place(arguments.at, nodejoin.GATEWAY_PORT)
+    except AddressError as error:
+        raise CommandError(exits.USAGE, f"--at: {error}") from None
 
 
 def _token(arguments: Namespace) -> int:

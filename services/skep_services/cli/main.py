@@ -30,8 +30,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "ca": ("authority", "show | issue | begin | ...: what the machines of a cluster believe"),
         "server": (
             "server",
-            "init | join | run | status | token | rotate-certs | ports | install: a cluster of "
-            "real machines",
+            "init | join | run | status | token | rotate-certs | ports | install | upgrade: a "
+            "cluster of real machines",
         ),
     },
     "jobs": {
@@ -83,8 +83,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "gpu": ("nodes", "ls | quarantine: every GPU, the jobs that hold it, and which are bad"),
         "node": (
             "nodes",
-            "ls | drain | undrain | token | join | run | renew | remove | install: machines "
-            "that run jobs",
+            "ls | drain | undrain | token | join | run | renew | remove | install | upgrade: "
+            "machines that run jobs",
         ),
         "fair": ("shares", "what people of a virtual cluster used, and whose jobs come first"),
         "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),

@@ -6,7 +6,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, joining, render
+from skep_services.cli import exits, joining, render, rolling
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
 
@@ -94,19 +94,20 @@ def _rank(one: dict[str, Any]) -> str:
 
 def options_node(parser: ArgumentParser) -> None:
     """Add what `node` takes."""
-    verbs = ("ls", "drain", "undrain", *joining.VERBS)
+    verbs = ("ls", "drain", "undrain", "upgrade", *joining.VERBS)
     parser.add_argument("verb", choices=verbs, help="what to do")
     parser.add_argument(
         "nodes", metavar="NODE", nargs="*", help="nodes to change; for join: TOKEN@HOST[:PORT]"
     )
     joining.options_join(parser)
+    rolling.options(parser, batch=True)
 
 
 def run_node(arguments: Namespace) -> int:
-    """List nodes, close them to further work, open them again; make, run and remove nodes.
+    """List nodes, close them to work and open them; make, run, upgrade and remove nodes.
 
     Returns:
-        The exit code: always 0.
+        The exit code; 1 if nodes were passed over, or are to be upgraded yet.
 
     Raises:
         CommandError: The command line names no node.
@@ -115,6 +116,8 @@ def run_node(arguments: Namespace) -> int:
         return joining.run_join(arguments)
     if arguments.verb == "ls":
         return _list(arguments)
+    if arguments.verb == "upgrade":
+        return rolling.upgrade_nodes(arguments, client_of(arguments))
     if not arguments.nodes:
         text = f"which node? (skep node {arguments.verb} NODE...; `skep node ls` lists them)"
         raise exits.CommandError(exits.USAGE, text)

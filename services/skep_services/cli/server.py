@@ -7,12 +7,12 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, render
+from skep_services.cli import exits, render, rolling
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
 from skep_services.cli.render import Column
 
-VERBS = ("init", "join", "run", "status", "token", "rotate-certs", "ports", "install")
+VERBS = ("init", "join", "run", "status", "token", "rotate-certs", "ports", "install", "upgrade")
 SERVERS_PORT = 8471
 
 
@@ -43,10 +43,18 @@ def options_server(parser: ArgumentParser) -> None:
         "--vc", action="append", default=[], metavar="NAME=GPUS", help="init: a virtual cluster"
     )
     parser.add_argument("--cluster", metavar="FILE", help="init: a cluster file (its cells)")
+    parser.add_argument(
+        "--archive",
+        default="",
+        metavar="DIR",
+        help="init: where old messages go, by `retention` of the cluster file; three servers share "
+        "it (default: in the state folder)",
+    )
     parser.add_argument("--replace", default="", metavar="NAME", help="join: in place of a server")
     parser.add_argument("--valid", type=float, default=60.0, metavar="MINUTES", help="token")
     parser.add_argument("--print", action="store_true", help="install: only show the units")
     parser.add_argument("--start", action="store_true", help="install: and start them now")
+    rolling.options(parser, batch=False)
 
 
 def run_server(arguments: Namespace) -> int:
@@ -104,8 +112,10 @@ def _init(arguments: Namespace) -> int:
         size=arguments.servers,
         members=[member],
         listen=_listen(arguments),
+        archive=arguments.archive,
         **_cells(arguments),
     )
+    files.check_retention(file, arguments.cluster or "--archive")
     setup.create(home, file)
     if arguments.json:
         print_json({"home": home, "cluster": name, "server": file.name, "hosts": list(hosts)})
@@ -168,7 +178,11 @@ def _join(arguments: Namespace) -> int:
         revision=joined.revision,
         members=joined.members,
         listen=_listen(arguments),
+        retention=joined.retention,
+        archive=joined.archive,
+        awaits_streams=joined.awaits_streams,
     )
+    files.check_retention(file, "what the server says")
     setup.take(home, file, joined.secrets)
     if arguments.json:
         print_json({"home": home, "cluster": file.cluster, "server": file.name})
@@ -244,8 +258,9 @@ def _cells(arguments: Namespace) -> dict[str, Any]:
     if arguments.cluster:
         if arguments.vc:
             raise CommandError(exits.USAGE, "--vc or --cluster, not both")
-        cells = clusters.read(arguments.cluster)
+        cells, kept = clusters.read_kept(arguments.cluster)
         return {
+            **({"retention": kept} if kept is not None else {}),
             "vcs": cells.vcs,
             "chains": cells.chains,
             "pins": cells.pins,
@@ -398,7 +413,7 @@ def _status(arguments: Namespace) -> int:
     file = files.read_server(home)
     found = status.look(home, file)
     if arguments.json:
-        print_json(found)
+        print_json({**found, "servers": [_row(one) for one in found["servers"]]})
         return exits.OK if found["ok"] else exits.FAILED
     print(f"cluster {file.cluster}: this is {file.name} of {file.size}, {found['state']}")
     rows = found["servers"]
@@ -409,9 +424,15 @@ def _status(arguments: Namespace) -> int:
             Column("MEETS", [one["meets"] for one in rows], coloured=True),
             Column("GATEWAY", [one["gateway"] for one in rows], coloured=True),
             Column("BUS", [one["bus"] for one in rows], coloured=True),
+            Column("VERSION", [one["version"] or "-" for one in rows], drop=1),
         ]
     )
     return exits.OK if found["ok"] else exits.FAILED
+
+
+def _row(one: dict[str, Any]) -> dict[str, Any]:
+    """Return how a server is, without what it says of nodes: `skep node` tells that."""
+    return {name: value for name, value in one.items() if name != "nodes"}
 
 
 def _install(arguments: Namespace) -> int:
@@ -448,6 +469,13 @@ def told_installed(arguments: Namespace, units: Any) -> int:
     return exits.OK
 
 
+def _upgrade(arguments: Namespace) -> int:
+    from skep_services.servers import files
+
+    home = _home(arguments)
+    return rolling.upgrade_servers(arguments, home, files.read_server(home))
+
+
 _DO = {
     "init": _init,
     "join": _join,
@@ -457,6 +485,7 @@ _DO = {
     "rotate-certs": _rotate,
     "ports": _ports_list,
     "install": _install,
+    "upgrade": _upgrade,
 }
 
 COMMANDS = {"server": Command(options_server, run_server)}

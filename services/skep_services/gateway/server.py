@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+import skep
 from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.adapters.nats_access import GATEWAY
@@ -234,6 +235,7 @@ class Gateway:
             "passed_latest": self.indexer.passed_latest,
             "foreign": self._foreign.count,
             "foreign_latest": self._foreign.latest,
+            "version": skep.__version__,
         }
         await self._bus.send(asked.reply, codec.encode(health), {})
 

@@ -11,6 +11,7 @@ HOME/node.json        (of a node) its name, its devices, and the servers
 from __future__ import annotations
 
 import os
+import re
 from typing import Literal, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualClu
 from skep_services import durable
 from skep_services.servers.address import hostport, is_host
 from skep_services.supervisor import home as folder
+from skep_services.supervisor.config import Retention
 
 SERVER_HOME = "/var/lib/skep"
 NODE_HOME = "/var/lib/skep-node"
@@ -29,6 +31,9 @@ EVERYWHERE = "*"
 
 GANG_PORTS = (20_000, 20_499)
 """Where ranks of a gang meet on a node, if nothing else is said."""
+
+FOLDER = re.compile(r"(/[A-Za-z0-9_.-]+)+")
+"""A folder that a unit of systemd can name as it is."""
 
 SIZES = (1, 3)
 """How many servers a cluster has: two cannot lose one either."""
@@ -80,6 +85,9 @@ class ServerFile(msgspec.Struct, kw_only=True):
 
     `vcs`, `chains`, `pins` and `quarantine` are what the first server publishes once, at the first
     start of the cluster; after that `skep vc apply` says what holds.
+
+    `retention` is carried out by server-1. `archive` is the folder of what was archived; empty: it
+    is in the state folder. Servers of a cluster of three share it.
     """
 
     version: int = 1
@@ -93,6 +101,10 @@ class ServerFile(msgspec.Struct, kw_only=True):
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
     quarantine: QuarantineRule = QUARANTINE
+    retention: Retention = Retention()
+    archive: str = ""
+    awaits_streams: bool = False
+    """A backup was restored into the cluster's first folder, and its streams are yet to come."""
 
     @property
     def me(self) -> Member:
@@ -135,6 +147,8 @@ class NodeFile(msgspec.Struct, kw_only=True):
     checkpoints: str = ""
     launcher: str = ""
     """The socket of the launcher; empty: jobs run as the agent's own account."""
+    job_log_days: int = 0
+    """After how many days logs of jobs that have ended are removed; 0: never."""
 
 
 def server_path(home: str) -> str:
@@ -176,7 +190,32 @@ def read_server(home: str) -> ServerFile:
     if found is None:
         text = f"no server in {home}: `skep server init`, or `skep server join TOKEN@HOST`"
         raise FilesError(text)
+    check_retention(found, server_path(home))
     return found
+
+
+def check_retention(file: ServerFile, source: str) -> None:
+    """Refuse what cannot be archived.
+
+    Args:
+        file: The server.
+        source: What its file is called in errors.
+
+    Raises:
+        FilesError: A number is out of range, or several servers would have an archive each.
+    """
+    if problem := file.retention.problem():
+        text = f"{source}: {problem}"
+        raise FilesError(text)
+    if file.archive and not FOLDER.fullmatch(file.archive):
+        text = f"{source}: archive {file.archive!r}: write a whole path of letters, digits, ., _, -"
+        raise FilesError(text)
+    if file.retention.archive_days and file.size > 1 and not file.archive:
+        text = (
+            f"{source}: retention.archive_days of {file.size} servers needs `archive`: a folder "
+            "that all of them share, for each reads what any of them archived"
+        )
+        raise FilesError(text)
 
 
 def has_server(home: str) -> bool:
@@ -198,6 +237,9 @@ def read_node(home: str) -> NodeFile:
     found = _read(node_path(home), NodeFile)
     if found is None:
         text = f"no node in {home}: `skep node join TOKEN@HOST`"
+        raise FilesError(text)
+    if problem := Retention(job_log_days=found.job_log_days).problem():
+        text = f"{node_path(home)}: {problem.removeprefix('retention.')}"
         raise FilesError(text)
     return found
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from skep_services import durable, launcher
-from skep_services.servers import units
+from skep_services.servers import files, units
 from skep_services.servers.files import FilesError
 from skep_services.servers.units import NODE_ACCOUNT, SERVER_ACCOUNT, Unit
 
@@ -32,8 +32,13 @@ def program() -> tuple[str, ...]:
 
 
 def server_units(home: str) -> list[Unit]:
-    """Return the units of a server."""
-    return [units.server_unit(program(), home)]
+    """Return the units of a server.
+
+    Raises:
+        FilesError: There is a server, and what it keeps cannot be used.
+    """
+    archive = files.read_server(home).archive if files.has_server(home) else ""
+    return [units.server_unit(program(), home, archive)]
 
 
 def node_units(home: str, *, apart: bool) -> list[Unit]:

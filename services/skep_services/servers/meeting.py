@@ -29,6 +29,7 @@ from skep_services.servers import files, setup, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
 from skep_services.servers.versions import VersionError, check_meeting
+from skep_services.supervisor.config import Retention
 
 JOIN_PATH, SERVERS_PATH = "/v1/servers/join", "/v1/servers"
 BODY_BYTES_MAX = 64 * 1024
@@ -57,6 +58,9 @@ class ServerJoined(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     members: list[Member]
     secrets: setup.Secrets
+    retention: Retention = Retention()
+    archive: str = ""
+    awaits_streams: bool = False
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +68,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     revision: int
     members: list[Member]
+    awaits_streams: bool = False
 
 
 class Meeting:
@@ -126,7 +131,11 @@ class Meeting:
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             return _refused(401, "unauthorized", "only servers of the cluster are told")
         file = files.read_server(self._home)
-        return _answer(Servers(revision=file.revision, members=file.members))
+        return _answer(
+            Servers(
+                revision=file.revision, members=file.members, awaits_streams=file.awaits_streams
+            )
+        )
 
     async def _join(self, request: web.Request) -> web.Response:
         try:
@@ -156,6 +165,9 @@ class Meeting:
                 revision=joined.revision,
                 members=joined.members,
                 secrets=setup.read_secrets(self._home),
+                retention=joined.retention,
+                archive=joined.archive,
+                awaits_streams=joined.awaits_streams,
             )
         )
 
@@ -214,7 +226,12 @@ def newer(file: ServerFile, told: Servers) -> ServerFile:
     """Return the cluster with the servers that another one told of, if it knows more."""
     if told.revision <= file.revision or not any(one.name == file.name for one in told.members):
         return file
-    return msgspec.structs.replace(file, members=told.members, revision=told.revision)
+    return msgspec.structs.replace(
+        file,
+        members=told.members,
+        revision=told.revision,
+        awaits_streams=file.awaits_streams and told.awaits_streams,
+    )
 
 
 def meeting_secret(shared: setup.Secrets) -> str:

@@ -17,7 +17,7 @@ import socket
 import time
 from base64 import urlsafe_b64encode
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -85,6 +85,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = ""
     ports: tuple[int, int] = files.GANG_PORTS
     checkpoints: str = ""
+    job_log_days: int = 0
 
 
 def join(home: str, invitation: Invitation, wanted: Wanted) -> NodeFile:
@@ -131,6 +132,7 @@ def join(home: str, invitation: Invitation, wanted: Wanted) -> NodeFile:
         gpu_type=wanted.gpu_type or wanted.device,
         ports=wanted.ports,
         checkpoints=wanted.checkpoints,
+        job_log_days=wanted.job_log_days,
     )
     files.write(files.node_path(home), file)
     return file
@@ -168,14 +170,22 @@ def keep(home: str, name: str, joined: Joined, pair: nats_jwt.Pair) -> None:
     durable.write(path, creds.encode(), folder.FILE_MODE)
 
 
-def renew(home: str, *, force: bool = False) -> bool:
-    """Have what proves this node signed anew, if it has to be; return whether it was.
+class Renewed(NamedTuple):
+    """What a renewal changed: what proves the node, and where the servers are."""
+
+    signed: bool = False
+    moved: bool = False
+
+
+def renew(home: str, *, force: bool = False, at: Place | None = None) -> Renewed:
+    """Have what proves this node signed anew, if it has to be.
 
     Every gateway is tried until one answers.
 
     Args:
         home: The state folder.
         force: Whether or not it has to be.
+        at: Where a gateway is now, if it has another address than those that are known.
 
     Raises:
         FilesError: There is no node.
@@ -183,7 +193,7 @@ def renew(home: str, *, force: bool = False) -> bool:
     """
     file = files.read_node(home)
     if not force and not is_due(home, time.time()):
-        return False
+        return Renewed()
     key, pair = own_key(home), own_pair(home)
     request = request_of(key, nats_access.node_identity(file.name)).decode("ascii")
     at_s = int(time.time())
@@ -196,7 +206,8 @@ def renew(home: str, *, force: bool = False) -> bool:
         version=OWN,
     )
     authority = Path(files.tls_path(home, files.CA)).read_bytes()
-    answer = ask_any(places_of(file.gateways), authority, RENEW_PATH, msgspec.to_builtins(asked))
+    places = [at] if at is not None else places_of(file.gateways)
+    answer = ask_any(places, authority, RENEW_PATH, msgspec.to_builtins(asked))
     joined = read_joined(answer)
     keep(home, file.name, joined, pair)
     changed = msgspec.structs.replace(
@@ -204,7 +215,7 @@ def renew(home: str, *, force: bool = False) -> bool:
     )
     if changed != file:
         files.write(files.node_path(home), changed)
-    return True
+    return Renewed(signed=True, moved=changed != file)
 
 
 def renewal_text(key: str, request: str, at_s: int) -> bytes:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 
 from skep_services.servers import files, notify, plan
-from skep_services.servers.serving import EXIT_OK, beat, take_lock
+from skep_services.servers.serving import EXIT_CONFIGURATION, EXIT_OK, beat, refused, take_lock
 from skep_services.supervisor import survivors
 from skep_services.supervisor.children import FINAL_CODES, Child, bound_log
 from skep_services.supervisor.run import LOG_CHECK_EVERY_S, say
@@ -39,6 +39,8 @@ def run(home: str, renew: Renew) -> int:
     file = files.read_node(home)
     lock = take_lock(home)
     try:
+        if refused(home, file.gateways.split(","), f"node {file.name}"):
+            return EXIT_CONFIGURATION
         agent = plan.node_plan(file, home)
         survivors.stop(survivors.find(home, [agent]).values())
         return asyncio.run(_run(home, Child(agent, say, lambda: None), renew))

@@ -37,7 +37,7 @@ def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
         port=file.me.ports.bus,
         niceness=BUS_NICENESS,
     )
-    base = {**base, **_tls(home), "SKEP_NATS_URL": bus_urls(file)}
+    base = {**base, **_tls(home), **archive_env(file), "SKEP_NATS_URL": bus_urls(file)}
     listen = mine if file.listen != files.EVERYWHERE else ANYWHERE
     more = {
         nats_access.DOOR: {"SKEP_LISTEN": hostport(listen, file.me.ports.door)},
@@ -56,6 +56,11 @@ def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
         for service in (nats_access.DOOR, *nats_access.SERVICES, nats_access.VAULT)
     )
     return ClusterPlan(bus=bus, services=services, agents=())
+
+
+def archive_env(file: ServerFile) -> dict[str, str]:
+    """Return what tells a process where the archive is, if it is not in the state folder."""
+    return {"SKEP_ARCHIVE": file.archive} if file.archive else {}
 
 
 def bus_urls(file: ServerFile) -> str:
@@ -103,6 +108,7 @@ def node_plan(file: NodeFile, home: str) -> ChildPlan:
         "SKEP_DEVICE": file.device,
         "SKEP_GPUS": str(file.gpus),
         "SKEP_GPU_TYPE": file.gpu_type,
+        "SKEP_JOB_LOG_DAYS": str(file.job_log_days),
     }
     if file.launcher:
         env["SKEP_LAUNCHER"] = file.launcher

@@ -14,7 +14,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ from skep_services.adapters.nats_bus import NatsBus
 from skep_services.adapters.nats_claims import Resolver
 from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import DriftedStreamError, bootstrap_streams
-from skep_services.pki.files import Replaced
+from skep_services.pki.files import Replaced, TlsError
 from skep_services.ports import MissingStreamError, RefusedError
-from skep_services.servers import bus, files, notify, plan, setup
+from skep_services.servers import bus, files, notify, plan, setup, status
 from skep_services.servers.files import FilesError, ServerFile
 from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
-from skep_services.supervisor import boot, survivors
+from skep_services.supervisor import boot, retention, survivors
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.run import Supervisor, say, write_state
 from skep_services.supervisor.table import ClusterPlan
@@ -64,9 +64,31 @@ def run(home: str) -> int:
     file = files.read_server(home)
     lock = take_lock(home)
     try:
+        others = [one for one in file.members if one.name != file.name]
+        gateways = [one.url("https", one.ports.gateway) for one in others]
+        if refused(home, gateways, file.name):
+            return EXIT_CONFIGURATION
         return asyncio.run(_run(home, file))
     finally:
         os.close(lock)
+
+
+def refused(home: str, gateways: Iterable[str], who: str) -> bool:
+    """Return whether this version cannot be in one cluster with others; the log says why.
+
+    Args:
+        home: The state folder.
+        gateways: The addresses of gateways of the cluster.
+        who: This machine, for the log.
+    """
+    try:
+        why = status.apart(Path(files.tls_path(home, files.CA)), gateways, who)
+    except TlsError:
+        return False  # Who is in need of the file says so.
+    if why:
+        say("not started", error=why)
+        notify.tell(notify.status(why))
+    return bool(why)
 
 
 def take_lock(home: str) -> int:
@@ -180,11 +202,15 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
     children = plan.server_plan(file, home, str(binary))
     await asyncio.to_thread(stop_survivors, home, children)
 
+    kept = file.retention
+
     async def look_after(reload: Callable[[], None]) -> None:
         notify.tell(notify.status("up"))
         await asyncio.gather(
             _always("certificate", lambda: _renew_certificate(home, reload)),
             _always("servers", lambda: _follow_servers(home, known, reload)),
+            # One server archives; the name goes to who takes its place.
+            *([retention.watch(home, kept, plan.archive_env(file))] if file.number == 1 else []),
         )
 
     supervisor = Supervisor(
@@ -254,19 +280,29 @@ async def prepare(home: str, file: ServerFile) -> None:
                 raise
             say("streams not as they should be yet", error=str(error))
             await asyncio.sleep(TRY_EVERY_S)
-        except (RefusedError, ConnectionError, TimeoutError) as error:
+        except (AwaitedError, RefusedError, ConnectionError, TimeoutError) as error:
             alarmed_at = 0.0
-            text = f"waiting for the bus: {error}"
+            awaited = isinstance(error, AwaitedError)
+            text = str(error) if awaited else f"waiting for the bus: {error}"
             if text != told:
                 told = text
                 say("not prepared yet", error=str(error))
                 notify.tell(notify.status(text))
+                write_state(home, "starting", text if awaited else "")
             await asyncio.sleep(TRY_EVERY_S)
         else:
             return
 
 
+class AwaitedError(Exception):
+    """The streams of a backup have yet to come; the text says how."""
+
+
 async def _prepare(home: str, file: ServerFile) -> None:
+    now = files.read_server(home)
+    if now.awaits_streams and (await look_around(home, now)).awaits_streams:
+        text = "waiting for the streams of the backup: `skep restore FILE --bus` on a server"
+        raise AwaitedError(text)
     link = await connect(home, file, nats_access.BOOTSTRAP)
     try:
         await bootstrap_streams(link, boot.marker_path(home), file.size)

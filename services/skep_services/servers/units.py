@@ -54,12 +54,13 @@ HARDENED: Lines = (
 """What holds of all that is not the launcher."""
 
 
-def server_unit(command: Sequence[str], home: str) -> Unit:
+def server_unit(command: Sequence[str], home: str, archive: str = "") -> Unit:
     """Return the unit of bus, services and gateway.
 
     Args:
         command: The program `skep` and what comes before its arguments.
         home: The state folder.
+        archive: A folder of the archive outside of it; empty: there is none.
     """
     text = _unit(
         description="Skep: bus, services and gateway of this server",
@@ -75,6 +76,7 @@ def server_unit(command: Sequence[str], home: str) -> Unit:
             "KillMode=mixed",
             f"TimeoutStopSec={STOP_WITHIN_S}",
             *_state(home),
+            *((f"ReadWritePaths=-{archive}",) if archive else ()),
             *HARDENED,
             "PrivateDevices=yes",
             "ProtectProc=invisible",

@@ -46,6 +46,44 @@ def check_meeting(theirs: str, who: str, own: str = OWN) -> None:
     raise VersionError(text)
 
 
+def check_step(before: str, to: str, who: str) -> None:
+    """Refuse an upgrade, or a way back, of more than one release.
+
+    Args:
+        before: The version that runs; empty: it is not known.
+        to: The version that is to run.
+        who: The machine, for the error.
+
+    Raises:
+        VersionError: They are more than one release apart.
+    """
+    one, other = _release(before), _release(to)
+    if one is None or other is None:
+        return
+    if one[0] != other[0] or abs(one[1] - other[1]) > 1:
+        text = (
+            f"versions that cannot meet: {who} runs skep {before}, and {to} is more than one release "
+            "away: go one release after the other, servers first"
+        )
+        raise VersionError(text)
+
+
+def check_ahead(to: str, cluster: str) -> None:
+    """Refuse a version of nodes that is later than that of the servers.
+
+    Args:
+        to: The version that nodes are to have.
+        cluster: The version of the servers.
+
+    Raises:
+        VersionError: It is later.
+    """
+    wanted, there = _release(to), _release(cluster)
+    if wanted is not None and there is not None and wanted > there:
+        text = f"the servers run skep {cluster}: upgrade them to {to} first (skep server upgrade)"
+        raise VersionError(text)
+
+
 def _release(text: str) -> tuple[int, int] | None:
     found = NUMBER.fullmatch(text)
     return (int(found[1]), int(found[2])) if found else None

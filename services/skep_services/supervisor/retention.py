@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Mapping
 
 from skep_services.supervisor.config import Retention
 from skep_services.supervisor.run import say
@@ -22,24 +24,35 @@ def command(home: str, days: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "skep_services", *words)
 
 
-async def watch(home: str, retention: Retention) -> None:
-    """Archive once a day until cancelled; at once nothing if nothing is to be archived."""
+async def watch(home: str, retention: Retention, env: Mapping[str, str] = {}) -> None:
+    """Archive once a day until cancelled; at once nothing if nothing is to be archived.
+
+    Args:
+        home: The state folder.
+        retention: How long messages stay.
+        env: Variables of the command beside its parent's.
+    """
     if not retention.archive_days:
         return
     await asyncio.sleep(FIRST_S)
     while True:
-        await archive(home, retention.archive_days)
+        await archive(home, retention.archive_days, env)
         await asyncio.sleep(EVERY_S)
 
 
-async def archive(home: str, days: int) -> int:
+async def archive(home: str, days: int, env: Mapping[str, str] = {}) -> int:
     """Archive once, and say what came of it; return the exit code.
+
+    Args:
+        home: The state folder.
+        days: How long messages stay.
+        env: Variables of the command beside its parent's.
 
     Raises:
         CancelledError: It was cancelled; the work is ended.
     """
     process = await asyncio.create_subprocess_exec(
-        *command(home, days), stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+        *command(home, days), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={**os.environ, **env}
     )
     try:
         out, words = await process.communicate()

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+import skep
 from skep.ledger import fold
 from skep.ledger.state import ClusterState
 from skep.vault.secrets import Refusal, Secrets
@@ -129,7 +130,12 @@ async def main(chosen: Settings, log: Any) -> None:
 
     async def healthy(asked: Delivery) -> None:
         if asked.reply:
-            health = {"service": "vault", "identity": chosen.identity, "pid": os.getpid()}
+            health = {
+                "service": "vault",
+                "identity": chosen.identity,
+                "pid": os.getpid(),
+                "version": skep.__version__,
+            }
             await bus.send(asked.reply, codec.encode(health), {})
 
     await bus.listen(subjects.health(chosen.identity), healthy)

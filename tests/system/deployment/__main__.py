@@ -3,6 +3,7 @@
     --servers 3 --nodes 4        how many machines; each is a network namespace
     --folder DIR                 where their files are (default: a temporary one)
     --keep                       leave the files there
+    --restore                    instead: a backup, restored on other machines
 
 It types what docs/how-to/servers.md says, and prints each command with what it printed and when.
 Exit code 1 if anything did not come as it should, 77 if machines cannot be made here.
@@ -112,17 +113,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--restore", action="store_true")
     given = parser.parse_args(arguments)
+    from tests.system.deployment import restoring  # It types with what is here.
+
     if why := missing():
         print(f"skipped: {why}")
         return SKIPPED
     folder = given.folder or Path(tempfile.mkdtemp(prefix="skep-deployment-"))
     servers = [f"server-{number}" for number in range(1, given.servers + 1)]
     nodes = [f"gpu-{number}" for number in range(1, given.nodes + 1)]
+    names = restoring.NAMES if given.restore else (*servers, *nodes)
     try:
-        with Bed(folder, [*servers, *nodes]) as bed:
+        with Bed(folder, names) as bed:
             story = Story(bed)
-            tell(story, servers, nodes)
+            if given.restore:
+                restoring.tell(story, folder)
+            else:
+                tell(story, servers, nodes)
             story.say("ok" if not story.failed else f"FAILED: {'; '.join(story.failed)}")
             return 1 if story.failed else 0
     finally:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[3]
 NAMES = Path("/etc/netns")
-COMMAND_WITHIN_S = 120.0
+COMMAND_WITHIN_S = 400.0
 STOP_WITHIN_S = 40.0
 UNTIL_S = 120.0
 LOOK_EVERY_S = 0.5
@@ -85,6 +85,8 @@ class Machine:
         self.address, self.address6 = f"10.77.0.{number}", f"fd77::{number:x}"
         self.space = f"{bed.prefix}{name}"
         self._bed = bed
+        self.code: Path | None = None
+        """The tree whose `skep` runs here; None: this one."""
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -107,6 +109,8 @@ class Machine:
     def environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
         """Return the environment of what runs here."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SKEP_")}
+        if self.code is not None:
+            kept["PYTHONPATH"] = f"{self.code}/libs:{self.code}/services"
         return {**kept, "SKEP_HOME": str(self.folder / "home"), **more}
 
     def do(self, *words: str, env: Mapping[str, str] = {}, text: str = "") -> Done:
