@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skep.units import Instant
 from skep.wire.roles import Role
+from skep_services.attempts import Attempts
 from skep_services.cli import flows
 from skep_services.cli.exits import CommandError
-from skep_services.gateway.authentication import Attempts
 from skep_services.gateway.oidc import OidcSettings, is_safe, read_settings
 from skep_services.service import ConfigurationError
 from tests.oidc_kit import CLIENT, RSA_KEY, Issuer
