@@ -71,6 +71,7 @@ class Reason(StrEnum):
     NO_VAULT = "no-vault"
     NOT_BOUND_HERE = "not-bound-here"
     OTHER_VAULT_KEY = "other-vault-key"
+    OTHER_PLACE = "other-place"
     TOO_MANY_SECRETS = "too-many-secrets"
 
     # What admission answers to a deadline, and why.
@@ -338,6 +339,7 @@ TEXT: dict[Reason, str] = {
     Reason.NO_VAULT: "this cluster keeps no secrets, or its vault does not answer",
     Reason.NOT_BOUND_HERE: "the job is not bound to this node",
     Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
+    Reason.OTHER_PLACE: "the secret was sealed for another owner or name",
     Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",
     Reason.UNKNOWN_VC: "no such virtual cluster",
     Reason.WRONG_VC: "the virtual cluster named is not the one published to",
