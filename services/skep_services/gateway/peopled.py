@@ -135,6 +135,7 @@ class Peopled:
             self.authentication.verifier,
             self._clock,
             self._settings.fingerprint,
+            self._settings.oidc.issuer if self._settings.oidc is not None else "",
         )
         environment = self._settings.environment
         joins = Joins(self.view, self._asking, self.authentication, self._clock, environment)
