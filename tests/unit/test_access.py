@@ -86,7 +86,11 @@ def test_virtual_clusters_are_heard_once(access: Access) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["operator", "Root", "vc-nlp", "node-1", "gateway", "server-a", "gateway-2"]
+    "name",
+    [
+        *("operator", "Root", "vc-nlp", "node-1", "gateway", "server-a", "gateway-2"),
+        *("daemon", "www-data", "Slurm", "skep", "skep-agent", "systemd-network"),
+    ],
 )
 def test_names_of_the_system_are_no_persons(access: Access, name: str) -> None:
     assert access.told(AddPerson(person=name)) == "name-reserved"
