@@ -28,7 +28,7 @@ from skep.wire.bounds import UNDECODABLE
 from skep.wire.reasons import Reason
 from skep_services.attempts import STRANGER, Attempts
 from skep_services.pki.files import TlsError, TlsFiles, client_context, following_server
-from skep_services.servers import files, setup, tokens
+from skep_services.servers import files, setup, sources, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
 from skep_services.servers.versions import VersionError, check_meeting
@@ -63,10 +63,14 @@ class ServerJoined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the servers are. Of two lists the one with the higher revision holds."""
+    """Who the servers are. Of two lists the one with the higher revision holds.
+
+    `seen` is the address that the one that asks comes from.
+    """
 
     revision: int
     members: list[Member]
+    seen: str = ""
 
 
 class Meeting:
@@ -129,8 +133,9 @@ class Meeting:
         wanted = f"Bearer {meeting_secret(setup.read_secrets(self._home))}"
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             return _refused(401, "unauthorized", "only servers of the cluster are told")
-        file = files.read_server(self._home)
-        return _answer(Servers(revision=file.revision, members=file.members))
+        file, seen = files.read_server(self._home), request.remote or ""
+        sources.note(self._home, [seen])
+        return _answer(Servers(revision=file.revision, members=file.members, seen=seen))
 
     async def _join(self, request: web.Request) -> web.Response:
         try:
