@@ -33,6 +33,8 @@ class Issuer:
         self.keys: dict[str, Any] = {"rsa": RSA_KEY, "ec": EC_KEY}
         self.kid, self.algorithm = "rsa", "RS256"
         self.devices = True
+        self.secret: str | None = None
+        """What the client must show."""
 
     def token(self, **claims: Any) -> str:
         """Return an ID token; what is given replaces what would be in it, None takes it out."""
@@ -86,7 +88,8 @@ class Issuer:
         return web.json_response({"keys": found})
 
     async def device(self, request: web.Request) -> web.Response:
-        assert (await request.post())["client_id"] == CLIENT
+        asked = await request.post()
+        assert (asked["client_id"], asked.get("client_secret")) == (CLIENT, self.secret)
         code = secrets.token_urlsafe(8)
         self.approved[code] = None
         return web.json_response(
@@ -113,6 +116,7 @@ class Issuer:
 
     async def tokens(self, request: web.Request) -> web.Response:
         body = dict(await request.post())
+        assert body.get("client_secret") == self.secret
         if body["grant_type"] == "authorization_code":
             asked = self.codes.pop(str(body["code"]), None)
             if asked is None or asked["redirect_uri"] != body["redirect_uri"]:
@@ -120,10 +124,12 @@ class Issuer:
             verifier = hashlib.sha256(str(body["code_verifier"]).encode()).digest()
             if base64.urlsafe_b64encode(verifier).decode().rstrip("=") != asked["code_challenge"]:
                 return web.json_response({"error": "invalid_grant"}, status=400)
-            return web.json_response({"id_token": self.token(nonce=asked["nonce"])})
+            return web.json_response(
+                {"id_token": self.token(nonce=asked["nonce"]), "access_token": "more"}
+            )
         match self.approved.get(str(body["device_code"])):
             case True:
-                return web.json_response({"id_token": self.token()})
+                return web.json_response({"id_token": self.token(), "access_token": "more"})
             case False:
                 return web.json_response({"error": "access_denied"}, status=400)
             case _:

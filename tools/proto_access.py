@@ -27,6 +27,7 @@ ISSUER, SUBJECT = "https://id.example.org", "248289761001"
 
 WISHES: tuple[access.Wish, ...] = (
     access.AddPerson(person="ada", full_name="Ada L", oidc=True),
+    access.BindPerson(person="ada", issuer=ISSUER, subject=SUBJECT),
     access.DisablePerson(person="ada"),
     access.EnablePerson(person="ada"),
     access.RemovePerson(person="ada"),

@@ -15,6 +15,7 @@ from skep.wire import codec
 from skep.wire.access import (
     Actor,
     AddPerson,
+    BindPerson,
     DisablePerson,
     EnablePerson,
     GrantRole,
@@ -86,7 +87,8 @@ class Story:
         person, vc = chance.choice(PEOPLE), chance.choice(("nlp", "vision", ""))
         return chance.choice(
             (
-                AddPerson(person=person, oidc=chance.random() < 0.5),
+                AddPerson(person=person, oidc=chance.random() < 0.5, again=chance.random() < 0.5),
+                BindPerson(person=person, issuer="i", subject=chance.choice(PEOPLE)),
                 DisablePerson(person=person),
                 EnablePerson(person=person),
                 RemovePerson(person=person),

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skep.units import Instant
 from skep.wire.roles import Role
+from skep_services.attempts import Attempts
 from skep_services.cli import flows
 from skep_services.cli.exits import CommandError
-from skep_services.gateway.authentication import Attempts
 from skep_services.gateway.oidc import OidcSettings, is_safe, read_settings
 from skep_services.service import ConfigurationError
 from tests.oidc_kit import CLIENT, RSA_KEY, Issuer
@@ -35,7 +35,7 @@ GROUPS = {"ml": {"nlp": Role.SUBMITTER}, "leads": {"nlp": Role.MANAGER, "vision"
 @asynccontextmanager
 async def both(folder: Path, **settings: Any) -> AsyncIterator[tuple[PeopleHouse, Issuer]]:
     async with provider_opened() as issuer:
-        given = {"groups": GROUPS, "add_people": True, **settings}
+        given = {"groups": GROUPS, "add_people": True, "names_are_fixed": True, **settings}
         oidc = OidcSettings(issuer=issuer.issuer, client_id=CLIENT, **given)
         async with gateway_opened(folder, oidc=oidc) as house:
             # ID tokens have the real time; so has this gateway.
@@ -196,8 +196,67 @@ async def test_a_local_account_is_no_providers(tmp_path: Path) -> None:
         assert (await login(house, stolen, 403))["error"]["reason"] == "login-of-another"
 
 
+async def test_a_name_that_people_choose_is_bound_by_an_operator(tmp_path: Path) -> None:
+    async with both(tmp_path, names_are_fixed=False) as (house, issuer):
+        told = (await login(house, issuer.token(), 403))["error"]
+        assert told["reason"] == "login-not-bound"
+        assert "`skep user bind ada sub-ada`" in told["text"]
+        await house.op.json("POST", "/v1/people/add", 200, {"person": "ada", "oidc": True})
+        await login(house, issuer.token(sub="eve's account"), 403)
+        bind = {"person": "ada", "subject": "sub-ada"}
+        await house.nobody.json("POST", "/v1/people/bind", 401, bind)
+        await house.op.json("POST", "/v1/people/bind", 200, bind)
+        await login(house, issuer.token(jti="1"))
+        stolen = (await login(house, issuer.token(sub="eve's account"), 403))["error"]
+        assert stolen["reason"] == "login-of-another"
+
+
+@pytest.mark.parametrize("flow", ["device", "browser"])
+async def test_the_secret_of_a_client_stays_at_the_gateway(tmp_path: Path, flow: str) -> None:
+    async with both(tmp_path, client_secret="hush") as (house, issuer):
+        issuer.secret = "hush"
+        assert "hush" not in json.dumps(await house.nobody.get("/v1/login"))
+        told: list[Any] = []
+        loop = asyncio.get_running_loop()
+
+        def through(body: dict[str, str]) -> dict[str, Any]:
+            asked = house.nobody.json("POST", "/v1/login/provider", 200, body)
+            told.append(asyncio.run_coroutine_threadsafe(asked, loop).result())
+            return dict(told[-1])
+
+        async def visit(address: str) -> None:
+            async with house.session.get(address) as answer:
+                assert answer.status == 200
+
+        question = await asked(house)
+        provider = await asyncio.to_thread(flows.Provider, question, through)
+        if flow == "device":
+            approve: Callable[[float], None] = lambda _: issuer.answer(approve=True)  # noqa: E731
+            token = await asyncio.to_thread(provider.by_device, lambda _: None, approve)
+            await login(house, token)
+        else:
+            browse = lambda page: asyncio.run_coroutine_threadsafe(visit(page), loop)  # noqa: E731
+            token = await asyncio.to_thread(provider.by_browser, browse, 30.0)
+            await login(house, token, nonce=question.nonce)
+        assert set(told[-1]) == {"id_token"}  # The token of access stays at the gateway.
+        for wrong in (
+            {"code": "x", "code_verifier": "y", "redirect_uri": "https://evil.example/"},
+            {"code": "x"},
+            {"grant_type": "client_credentials"},
+        ):
+            await house.nobody.json("POST", "/v1/login/provider", 422, wrong)
+        refused = await house.nobody.json("POST", "/v1/login/provider", 200, {"device_code": "no"})
+        assert refused == {"error": "authorization_pending"}
+
+
+async def test_without_a_secret_the_gateway_asks_no_provider(tmp_path: Path) -> None:
+    async with both(tmp_path) as (house, _):
+        told = await house.nobody.json("POST", "/v1/login/provider", 404, {})
+        assert told["error"]["reason"] == "no-provider"
+
+
 async def test_an_address_names_a_person_if_it_is_verified(tmp_path: Path) -> None:
-    settings = {"claim": "email", "domains": ("corp.example",)}
+    settings = {"claim": "email", "domains": ("corp.example",), "names_are_fixed": False}
     async with both(tmp_path, **settings) as (house, issuer):
         for claims in (
             {"email": "ada@corp.example"},
@@ -212,7 +271,9 @@ async def test_an_address_names_a_person_if_it_is_verified(tmp_path: Path) -> No
 
 async def test_the_providers_keys_may_change_and_it_may_be_away(tmp_path: Path) -> None:
     async with provider_opened() as issuer:
-        oidc = OidcSettings(issuer=issuer.issuer, client_id=CLIENT, add_people=True)
+        oidc = OidcSettings(
+            issuer=issuer.issuer, client_id=CLIENT, add_people=True, names_are_fixed=True
+        )
         async with gateway_opened(tmp_path, oidc=oidc) as house:
             house.cluster.clock._now = Instant(time.time_ns())
             provider = house.gateway.people._provider

@@ -19,6 +19,7 @@ from skep.wire.access import (
     AddPerson,
     AskAccess,
     Audited,
+    BindPerson,
     DisablePerson,
     EnablePerson,
     GrantRole,
@@ -85,7 +86,11 @@ def test_virtual_clusters_are_heard_once(access: Access) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["operator", "Root", "vc-nlp", "node-1", "gateway", "server-a", "gateway-2"]
+    "name",
+    [
+        *("operator", "Root", "vc-nlp", "node-1", "gateway", "server-a", "gateway-2"),
+        *("daemon", "www-data", "Slurm", "skep", "skep-agent", "systemd-network"),
+    ],
 )
 def test_names_of_the_system_are_no_persons(access: Access, name: str) -> None:
     assert access.told(AddPerson(person=name)) == "name-reserved"
@@ -229,8 +234,18 @@ def test_nothing_of_a_removed_person_is_left(access: Access) -> None:
     access.sign()
     people = access.machine.people
     assert (people.people, people.tokens, people.roles.people, people.keys) == ({}, {}, {}, {})
-    # A new person of the name has none of it, and the old key stays revoked.
-    again = access.add("ada", nlp=Role.SUBMITTER)
+    # Jobs and secrets stay with the name: no other person gets it, whatever its case.
+    before = len(access.driver.facts)
+    for name in ("ada", "ADA"):
+        assert access.told(AddPerson(person=name)) == "name-retired"
+        assert access.told(login(access, 1, name, add=True), NOBODY) == "name-retired"
+    assert access.told(AddPerson(person="Ada", again=True)) == "name-retired"
+    assert {type(fact) for fact in access.driver.facts[before:]} == {Audited}
+    # The same person may come back. It has no role, and the old key stays revoked.
+    assert access.told(AddPerson(person="ada", again=True)) == "ok"
+    assert people.roles.people == {}
+    assert access.told(GrantRole(person="ada", vc="nlp", role=Role.SUBMITTER)) == "ok"
+    again = Actor(name="ada")
     assert access.told(TakeKey(person="ada", vc="nlp", key=key(1)), again) == "key-revoked"
 
 
@@ -249,11 +264,39 @@ def login(access: Access, number: int, person: str = "ada", **fields: object) ->
         name="login",
         hash=HASH,
         expires_at=access.after(1),
+        proven=True,
     )
     return msgspec.structs.replace(wish, **fields)
 
 
 NOBODY = Actor(source="10.0.0.5")
+
+
+def test_a_name_that_people_may_choose_binds_no_account(access: Access) -> None:
+    access.told(AddPerson(person="ada", oidc=True))
+    evil = login(access, 1, subject="x'; rm", proven=False)
+    assert access.told(evil, NOBODY) == "login-not-bound"
+    assert access.answers[-1].text == (
+        "no operator has said that this account at the provider is ada: `skep user add ada --oidc`,"
+        " then `skep user bind ada 'x'\"'\"'; rm'`"
+    )
+    new = login(access, 2, "eve", add=True, proven=False)
+    assert access.told(new, NOBODY) == "login-not-bound"
+    assert "eve" not in access.machine.people.people
+    bind = BindPerson(person="ada", issuer="https://id", subject="sub-ada")
+    ada = Actor(name="ada")
+    assert access.told(bind, ada) == "role-too-low"
+    assert access.told(bind) == "ok"
+    assert access.told(bind) == "again"
+    assert access.told(login(access, 3, proven=False), NOBODY) == "ok"
+    assert access.told(evil, NOBODY) == "login-of-another"
+    # No account is two people's, and no person two accounts.
+    assert access.told(msgspec.structs.replace(bind, subject="other")) == "login-of-another"
+    access.told(AddPerson(person="eve", oidc=True))
+    assert access.told(msgspec.structs.replace(bind, person="eve")) == "login-of-another"
+    access.add("local")
+    assert access.told(msgspec.structs.replace(bind, person="local")) == "login-of-another"
+    assert access.told(msgspec.structs.replace(bind, person="none")) == "unknown-person"
 
 
 def test_a_login_binds_an_account_and_is_used_once(access: Access) -> None:
@@ -498,6 +541,8 @@ def test_a_snapshot_is_the_whole_state(access: Access) -> None:
     access.told(DisablePerson(person="ada"))
     access.told(AddPerson(person="eve", oidc=True))
     access.told(login(access, 20, "eve"), NOBODY)
+    access.add("gone")
+    access.told(RemovePerson(person="gone"))
     again = AccessMachine()
     decoder = msgspec.json.Decoder(Kept)
     for piece in access.machine.snapshot():

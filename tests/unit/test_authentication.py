@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from skep_services.access import secrets
+from skep_services.attempts import ATTEMPT_S, ATTEMPTS, COUNTED_MAX, IN_ALL, STRANGER, Attempts
 from skep_services.gateway.api import ApiError
-from skep_services.gateway.authentication import ATTEMPT_S, ATTEMPTS, COUNTED_MAX, Attempts, Proxies
+from skep_services.gateway.authentication import Guesses, Proxies
 
 
 def test_a_token_is_its_text_and_nothing_else() -> None:
@@ -59,21 +60,50 @@ def test_only_a_load_balancer_says_where_a_request_comes_from(
 
 def test_a_guesser_waits_and_others_do_not() -> None:
     now = [0.0]
-    attempts = Attempts(lambda: now[0])
+    guesses = Guesses(Attempts(lambda: now[0]))
     for _ in range(ATTEMPTS):
-        attempts.check("evil", "t1")
-        attempts.failed("evil", "t1")
+        guesses.check("evil", "t1")
+        guesses.failed("evil", "t1")
     with pytest.raises(ApiError) as refused:
-        attempts.check("evil", "t2")
+        guesses.check("evil", "t1")
     assert refused.value.body["retry_after_s"] == pytest.approx(ATTEMPT_S)
-    with pytest.raises(ApiError):
-        attempts.check("good", "t1")  # The token is guarded from everywhere.
-    attempts.check("good", "t2")
+    guesses.check("good", "t1")  # Its owner is elsewhere, and is not kept out.
+    guesses.check("evil", "t2")  # So is an owner of another one behind the same address.
     now[0] = ATTEMPT_S
-    attempts.check("evil", "t1")
-    attempts.failed("evil", "t1")
+    guesses.check("evil", "t1")
+    guesses.failed("evil", "t1")
     with pytest.raises(ApiError):
-        attempts.check("evil")
+        guesses.check("evil", "t1")
+
+
+def test_an_address_has_a_bound_over_all_tokens() -> None:
+    attempts = Attempts(lambda: 0.0)
+    tried = 0
+    while attempts.wait_s("evil", f"t{tried}") == 0 and tried < 1000:
+        attempts.failed("evil", f"t{tried}")
+        tried += 1
+    assert tried == 100
+    assert attempts.wait_s("good", "t1") == 0
+    for number in range(1000):
+        attempts.failed("noisy", STRANGER)
+        assert attempts.wait_s("noisy", f"t{number}") >= 0
+    assert attempts.wait_s("noisy", STRANGER) > 0
+
+
+def test_a_flood_from_everywhere_keeps_only_those_waiting_that_were_wrong() -> None:
+    now = [0.0]
+    attempts = Attempts(lambda: now[0])
+    wrong = 0
+    for number in range(2 * int(IN_ALL.most)):
+        address = f"2001:db8:0:{number:x}::1"
+        while attempts.wait_s(address, "t1") == 0:
+            attempts.failed(address, "t1")
+            wrong += 1
+    assert wrong == int(IN_ALL.most) + 2 * int(IN_ALL.most) - int(IN_ALL.most) // ATTEMPTS
+    assert attempts.wait_s("2001:db8:0:1::2", "t1") > ATTEMPT_S  # It is the same network.
+    assert attempts.wait_s("192.0.2.1", "t1") == 0  # The owner of the token.
+    now[0] = ATTEMPTS * ATTEMPT_S
+    assert attempts.wait_s("2001:db8:0:1::1", "t1") == 0
 
 
 def test_what_is_counted_of_guessers_is_bounded() -> None:

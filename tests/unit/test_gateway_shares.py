@@ -6,13 +6,15 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
+from skep.ledger import fold
+from skep.ledger.state import ClusterState
 from skep.units import NS_PER_SECOND
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import FairShare, PersonLimits, VirtualCluster
-from skep.wire.windows import ReserveNodes, Window
+from skep.wire.windows import ReserveNodes, Window, WindowBooked
 from skep_services.cli import exits, shares
 from skep_services.gateway.live import Live
-from skep_services.gateway.shares import fair_view, windows_view
+from skep_services.gateway.shares import fair_view, window_line, windows_view
 from skep_services.gateway.why import explain
 from tests.gateway_kit import Cluster, job_of, texts
 from tests.kit import T0, at, joined, spec
@@ -74,6 +76,25 @@ def test_why_names_the_limit_and_the_window() -> None:
     assert any("window fans (maintenance) of node-1" in text for text in said(cluster, "j3"))
     assert any("it leaves node-1 when this begins" in text for text in said(cluster, "j1"))
     assert any("booked: window fans" in text for text in texts(cluster.fold))
+
+
+def test_a_window_of_another_vc_is_not_shown() -> None:
+    state = ClusterState()
+    for name, vc in (("fans", ""), ("own", "nlp"), ("theirs", "vision")):
+        window = Window(
+            name=name, nodes=("node-1",), begins=at(8000), ends=at(9000), vc=vc, reason="a merger"
+        )
+        fold.apply(state, WindowBooked(window=window, at=at(5)))
+    names = lambda sees: {row["name"] for row in windows_view(state, sees)}  # noqa: E731
+    assert names(("nlp", "cv")) == names("nlp") == {"fans", "own"}
+    assert names(()) == {"fans"}
+    assert names("") == {"fans", "own", "theirs"}
+    theirs = state.windows["theirs"]
+    assert window_line(theirs, "nlp").startswith(
+        "window theirs (reserved for another VC) of node-1"
+    )
+    assert "merger" not in window_line(theirs, "nlp")
+    assert window_line(theirs, "vision").endswith(": a merger")
 
 
 def arguments(*words: str) -> Namespace:

@@ -115,10 +115,14 @@ def test_a_person_cannot_be_called_as_a_vc_is_kept(tmp_path: Path) -> None:
 def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     people = {"ada": (1500, 1500), "op": (1501, 0), "svc": (999, 999), "skep": (4321, 4321)}
     people |= {"zero": (0, 0), "nobody": (65534, 65534), "dock": (1502, 77)}
+    people |= {"virt": (64055, 64055), "mia": (64056, 64056)}
+    shells = {"virt": "/usr/sbin/nologin"}
 
     def find(name: str) -> pwd.struct_passwd:
         uid, gid = people[name]
-        return pwd.struct_passwd((name, "x", uid, gid, "", f"/people/{name}", "/bin/bash"))
+        return pwd.struct_passwd(
+            (name, "x", uid, gid, "", f"/people/{name}", shells.get(name, "/bin/bash"))
+        )
 
     def group(gid: int) -> grp.struct_group:
         return grp.struct_group(({77: "docker"}.get(gid, f"g{gid}"), "x", gid, []))
@@ -130,6 +134,7 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ada = one.of("ada", "nlp")
     assert ada == accounts.Account("ada", 1500, 1500, (1500, 2000), "/people/ada", "/bin/bash")
     assert one.of("", "nlp") == ada
+    assert one.of("mia", "nlp").uid == 64056
     for person, why in (
         ("op", "system-account: person op has the account op, whose group 0 no job may have"),
         ("dock", "system-account: person dock has the account dock, whose group 77 no job"),
@@ -137,6 +142,7 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("skep", "system-account: person skep has the account skep, which is the agent's own"),
         ("boss", "system-account: person boss has the account zero (uid 0)"),
         ("nobody", "system-account: person nobody"),
+        ("virt", "system-account: person virt has the account virt (uid 64055, no shell), which"),
         ("eve", "no-account: person eve has no account eve on this node"),
     ):
         assert refused(one, person).startswith(why)
@@ -144,6 +150,11 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     by_vc = known(tmp_path, mode="vc", vcs={"nlp": "ada"})
     assert by_vc.of("eve", "nlp") == ada
     assert refused(by_vc, "eve", "vision").startswith("no-account: VC vision has no account")
+
+
+def test_no_policy_gives_accounts_of_the_system() -> None:
+    with pytest.raises(PolicyError, match=r"accounts\.uid_min is 1: it must be from 500"):
+        policy.parsed({"accounts": {"uid_min": 1}}, 2**30)
 
 
 # --- plans and paths ------------------------------------------------------------------------------

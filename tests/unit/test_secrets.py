@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import structlog
 
 from skep.ledger.job_state import JobState
 from skep.units import Instant
@@ -27,10 +29,14 @@ from skep.wire.vault import (
     SecretsGiven,
     VaultKey,
 )
+from skep_services.ports import Delivery
 from skep_services.service import ConfigurationError
 from skep_services.vault import boxes
+from skep_services.vault.__main__ import Vault
 
 KEY = bytes(32)
+SILENT: Any = None
+"""A bus on which nothing is said."""
 
 
 def kept(text: str) -> bytes:
@@ -63,10 +69,11 @@ def test_a_persons_secret_goes_before_the_vcs_and_no_other_vcs_is_found() -> Non
     secrets = known()
     granted = secrets.grant(ask(), job())
     assert isinstance(granted, dict)
-    assert granted["wandb"].sealed == b"own"
+    assert granted["wandb"].whose == Whose(PERSON, "ada", "wandb")
+    assert granted["wandb"].kept.sealed == b"own"
     of_vc = secrets.grant(ask(), job(owner="bob"))
     assert isinstance(of_vc, dict)
-    assert of_vc["wandb"].sealed == b"team"
+    assert of_vc["wandb"].kept.sealed == b"team"
     assert secrets.grant(ask(), job(owner="bob", vc="lab")) == Refusal(
         Reason.NO_SECRET, "there is no secret wandb of bob or of VC lab: skep secret set wandb"
     )
@@ -124,6 +131,43 @@ def test_only_the_owner_of_the_key_opens_a_box() -> None:
     for key_bytes in (bytes(32), b"\1" + bytes(31)):
         with pytest.raises(boxes.BoxError):
             boxes.seal(b"value", key_bytes)
+
+
+def vault_of(key: Any, place: Whose, box: bytes) -> Vault:
+    """Return a vault that keeps a box at a place, and knows of a job that names it."""
+    vault = Vault(SILENT, key, structlog.get_logger())
+    payload = codec.encode(SecretKept(sealed=box, key=bytes(key.public_key), at=Instant(7)))
+    assert vault.secrets.heard(subjects.secret(*place), payload)
+    vault._state.jobs["j1"] = job()
+    return vault
+
+
+def given(vault: Vault, opens: Any) -> SecretsGiven:
+    payload = codec.encode(msgspec.structs.replace(ask(), key=bytes(opens.public_key)))
+    return vault._given(Delivery(subjects.vault("n1"), payload))
+
+
+def test_a_box_that_was_copied_does_not_open() -> None:
+    key, opens = boxes.new_key(), boxes.new_key()
+    public, here = bytes(key.public_key), Whose(VC, "nlp", "wandb")
+    own = boxes.seal_in_place(b"value", public, here)
+    told = given(vault_of(key, here, own), opens)
+    assert boxes.opened(told.sealed["wandb"], opens) == b"value"
+    for place in (Whose(PERSON, "eve", "wandb"), Whose(VC, "nlp", "wandb2"), Whose(VC, "nl", "p")):
+        copied = boxes.seal_in_place(b"theirs", public, place)
+        told = given(vault_of(key, here, copied), opens)
+        assert (told.refused, told.sealed) == (Reason.OTHER_PLACE, {})
+        assert told.text == (
+            "wandb of vc nlp: the box was sealed for another owner or name: skep secret set wandb"
+        )
+    # Boxes of earlier versions go on to open.
+    told = given(vault_of(key, here, boxes.seal(b"old", public)), opens)
+    assert boxes.opened(told.sealed["wandb"], opens) == b"old"
+    longest = Whose(PERSON, "o" * 63, "n" * 63)
+    most = boxes.seal_in_place(bytes(VALUE_BYTES_MAX), public, longest)
+    assert Secrets().heard(
+        subjects.secret(*longest), codec.encode(SecretKept(sealed=most, key=public, at=Instant(7)))
+    )
 
 
 def test_the_vaults_key_is_made_once_and_is_private(tmp_path: Path) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 
-from skep_services.servers import meeting, setup, tokens
+from skep_services.attempts import ATTEMPTS
+from skep_services.servers import files, meeting, setup, tokens
 from skep_services.servers.address import (
     AddressError,
     Place,
@@ -120,6 +126,43 @@ def test_what_is_kept_of_a_token_does_not_let_in(tmp_path: object) -> None:
     token = tokens.make(str(tmp_path), FINGERPRINT, now_s=0.0)
     with open(tokens.path_of(str(tmp_path)), encoding="ascii") as file:
         assert token.secret not in file.read()
+
+
+async def answers(
+    meets: meeting.Meeting, source: str, **changes: str
+) -> tuple[int, dict[str, str]]:
+    """Return status and error of a request for a place among the servers."""
+    asked = msgspec.structs.replace(ask("h9"), **changes)
+    body = msgspec.json.encode(asked)
+
+    async def read() -> bytes:
+        return body
+
+    request: Any = SimpleNamespace(remote=source, read=read)
+    answer = await meets._join(request)
+    assert isinstance(answer.body, bytes)
+    return answer.status, msgspec.json.decode(answer.body)["error"]
+
+
+@pytest.mark.asyncio
+async def test_a_machine_without_a_token_learns_nothing(tmp_path: Path) -> None:
+    home, said = str(tmp_path), []
+    files.write(files.server_path(home), cluster(3, "server-1", "server-2", "server-3"))
+    token = tokens.make(home, FINGERPRINT, now_s=time.time())
+    meets = meeting.Meeting(home, lambda _: None, lambda *_, **told: said.append(told))
+    for changes in ({}, {"replaces": "server-1"}, {"version": "9.9.9"}, {"id": token.id}):
+        status, error = await answers(meets, "192.0.2.9", **changes)
+        assert (status, error["reason"]) == (403, "unknown-token")
+        assert "server-2" not in error["text"]
+    # Its guesses end, in the log too; whoever has the token is told as before, from there even.
+    for _ in range(2 * ATTEMPTS):
+        status, error = await answers(meets, "192.0.2.9")
+    assert (status, error["reason"]) == (429, "too-many-attempts")
+    assert len(said) == ATTEMPTS + 1
+    right = {"id": token.id, "secret": token.secret}
+    for source in ("192.0.2.9", "192.0.2.10"):
+        status, error = await answers(meets, source, **right)
+        assert (status, "--replace" in error["text"]) == (409, True)
 
 
 # --- the places of servers ------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import pytest
 from cryptography import x509
 
 from skep_services.adapters import nats_access, nats_jwt
+from skep_services.cli.checks import OK, WARN
+from skep_services.cli.machines import sources_check
 from skep_services.pki.certificates import describe_file
-from skep_services.servers import bus, files, nodejoin, plan, setup, signer
+from skep_services.servers import bus, files, nodejoin, plan, setup, sources
 from skep_services.servers.files import FilesError, Member, NodeFile, ServerFile
 
 HOSTS = ("head-1", "10.0.0.1", "fd00::1")
@@ -168,9 +170,27 @@ def test_people_come_to_the_bus_from_servers_only() -> None:
     hosts = [("head-1", "10.0.0.1", "fd00::1"), ("10.0.0.2",)]
     members = [Member(name=f"server-{n}", hosts=each) for n, each in enumerate(hosts, 1)]
     file = ServerFile(cluster="lab", name="server-1", size=2, members=members)
-    found = signer.sources_of(file)
+    found = sources.networks(file)
     assert found == ("127.0.0.0/8", "::1/128", "10.0.0.1/32", "fd00::1/128", "10.0.0.2/32")
     # Where a door comes from that has a name only is not known.
-    assert signer.sources_of(server_file(3)) == ()
+    assert sources.networks(server_file(3)) == ()
+    assert sources_check(server_file(3), ()).level == WARN
     inner = msgspec.structs.replace(file, listen="192.168.0.1")
-    assert signer.sources_of(inner) == ()
+    assert sources.networks(inner) == ()
+
+
+def test_an_address_that_another_server_sees_counts_too(tmp_path: Path) -> None:
+    home, hosts = str(tmp_path), ("10.0.0.1", "10.0.0.2")
+    members = [Member(name=f"server-{n}", hosts=(each,)) for n, each in enumerate(hosts, 1)]
+    file = ServerFile(cluster="lab", name="server-1", size=2, members=members)
+    sources.note(home, ["::ffff:192.168.7.2", "127.0.0.1", "head", "fd00::2"])
+    sources.note(home, ["192.168.7.2"])
+    assert sources.read(home) == ("192.168.7.2", "fd00::2")
+    assert sources.networks(file, sources.read(home))[-2:] == ("192.168.7.2/32", "fd00::2/128")
+    told = sources_check(file, sources.read(home))
+    text = "people's programs come by the doors at 10.0.0.1, 10.0.0.2, 192.168.7.2, fd00::2"
+    assert (told.level, told.text) == (OK, text)
+    sources.note(home, [f"10.1.0.{number}" for number in range(100)])
+    assert len(sources.read(home)) == sources.SEEN_MAX
+    Path(sources.path_of(home)).write_text("{")
+    assert sources.read(home) == ()

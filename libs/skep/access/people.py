@@ -138,6 +138,8 @@ class People(msgspec.Struct):
     """The person of each account at a provider, by issuer and subject."""
     folded: dict[str, str] = {}
     """People by their names without case: two that differ only by it would be taken for one."""
+    retired: dict[str, str] = {}
+    """Names of removed people, by the name without case: jobs and secrets stay with the name."""
     tokens_of: dict[str, dict[str, None]] = {}
     roles: Roles = msgspec.field(default_factory=Roles)
 
@@ -202,6 +204,7 @@ class People(msgspec.Struct):
         """Take over a person as a whole, without its roles."""
         self.people[person.person] = person
         self.folded[person.person.casefold()] = person.person
+        self.retired.pop(person.person.casefold(), None)
         if person.issuer:
             self.bound[person.issuer, person.subject] = person.person
 
@@ -210,6 +213,7 @@ class People(msgspec.Struct):
         for token in self.tokens_of.pop(name, ()):
             del self.tokens[token]
         self.folded.pop(name.casefold(), None)
+        self.retired[name.casefold()] = name
         if person.issuer:
             self.bound.pop((person.issuer, person.subject), None)
         del self.people[name]
@@ -307,6 +311,7 @@ class People(msgspec.Struct):
         for person in self.people.values():
             assert self.folded[person.person.casefold()] == person.person
         assert len(self.folded) == len(self.people)
+        assert not set(self.folded) & set(self.retired)
         assert set(self.roles.people) <= set(self.people)
         for name, standing in self.roles.people.items():
             given = {**standing.granted, **standing.groups}

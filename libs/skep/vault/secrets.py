@@ -32,6 +32,13 @@ class Whose(NamedTuple):
     name: str
 
 
+class Found(NamedTuple):
+    """A secret, and its place, which what is sealed in it must name."""
+
+    whose: Whose
+    kept: SecretKept
+
+
 class Refusal(NamedTuple):
     """Why a request is refused."""
 
@@ -46,6 +53,8 @@ class Secrets:
         """Begin without any."""
         self.key = b""
         """The vault's public key; empty while it has not said it."""
+        self.places = False
+        """Whether the vault opens boxes that say whose secret they hold."""
         self._kept: dict[Whose, SecretKept] = {}
 
     def heard(self, subject: str, payload: bytes) -> bool:
@@ -61,7 +70,8 @@ class Secrets:
         parts = subject.split(".")[3:]
         try:
             if parts == ["vault", "key"]:
-                self.key = _KEYS.decode(payload).key
+                said = _KEYS.decode(payload)
+                self.key, self.places = said.key, said.places
                 return True
             whose = _whose(parts)
             if whose is None:
@@ -88,12 +98,15 @@ class Secrets:
             return False
         return len(self.of(whose.scope, whose.owner)) >= SECRETS_PER_OWNER_MAX
 
-    def find(self, vc: str, person: str, name: str) -> SecretKept | None:
+    def find(self, vc: str, person: str, name: str) -> Found | None:
         """Return what a name stands for in a job: the person's secret, or else the VC's."""
-        own = self._kept.get(Whose(PERSON, person, name)) if person else None
-        return own or self._kept.get(Whose(VC, vc, name))
+        places = [Whose(PERSON, person, name)] if person else []
+        for whose in (*places, Whose(VC, vc, name)):
+            if (kept := self._kept.get(whose)) is not None:
+                return Found(whose, kept)
+        return None
 
-    def grant(self, ask: AskSecrets, job: JobState | None) -> dict[str, SecretKept] | Refusal:
+    def grant(self, ask: AskSecrets, job: JobState | None) -> dict[str, Found] | Refusal:
         """Return the secrets that an agent may have, or why it gets none.
 
         Args:
@@ -108,15 +121,15 @@ class Secrets:
         for name in ask.names:
             if name not in named:
                 return Refusal(Reason.NO_SECRET, f"{ask.job} does not name the secret {name}")
-            kept = self.find(job.spec.vc, job.owner, name)
-            if kept is None:
+            found = self.find(job.spec.vc, job.owner, name)
+            if found is None:
                 text = (
                     f"there is no secret {name} of "
                     f"{f'{job.owner} or of ' if job.owner else ''}VC {job.spec.vc}: "
                     f"skep secret set {name}"
                 )
                 return Refusal(Reason.NO_SECRET, text)
-            granted[name] = kept
+            granted[name] = found
         return granted
 
 

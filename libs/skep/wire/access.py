@@ -84,11 +84,24 @@ class _Wish(Message, frozen=True):
 
 
 class AddPerson(_Wish, frozen=True, tag="add-person"):
-    """Let a person have an account. With `oidc` it logs in at the provider, else by tokens only."""
+    """Let a person have an account. With `oidc` it logs in at the provider, else by tokens only.
+
+    `again`: the person had this name before it was removed, and has its jobs and secrets again. The
+    name of a removed person is given to no other one.
+    """
 
     person: Token
     full_name: Short = ""
     oidc: bool = False
+    again: bool = False
+
+
+class BindPerson(_Wish, frozen=True, tag="bind-person"):
+    """Say which account at the provider is a person's: `subject` (`sub`) of `issuer` (`iss`)."""
+
+    person: Token
+    issuer: Cause
+    subject: Short
 
 
 class DisablePerson(_Wish, frozen=True, tag="disable-person"):
@@ -144,7 +157,8 @@ class LogIn(_Wish, frozen=True, tag="log-in"):
     """Make a token for a person that a provider vouches for.
 
     The asker has verified the ID token; `digest` is its SHA-256, for it may be used once. `roles`
-    follow from groups. With `add` a person without an account gets one.
+    follow from groups. With `add` a person without an account gets one. `proven`: people do
+    not choose names at the provider; else only an operator says which account there is a person's.
     """
 
     person: Token
@@ -158,6 +172,7 @@ class LogIn(_Wish, frozen=True, tag="log-in"):
     expires_at: Moment
     roles: Roles = {}
     add: bool = False
+    proven: bool = False
 
 
 class MakeJoinToken(_Wish, frozen=True, tag="make-join-token"):
@@ -229,6 +244,7 @@ class NoteAction(_Wish, frozen=True, tag="note-action"):
 
 Wish = (
     AddPerson
+    | BindPerson
     | DisablePerson
     | EnablePerson
     | RemovePerson
@@ -304,7 +320,7 @@ class PersonAdded(Message, frozen=True, tag="person-added"):
 
 
 class PersonBound(Message, frozen=True, tag="person-bound"):
-    """A person logged in at a provider for the first time: no other account there may be it."""
+    """An account at the provider is a person's, and no other account there may be it."""
 
     person: str
     issuer: str
@@ -509,6 +525,7 @@ AccessFact = (
 
 ACTIONS: dict[type[Any], str] = {
     AddPerson: "add person",
+    BindPerson: "bind person",
     DisablePerson: "disable person",
     EnablePerson: "enable person",
     RemovePerson: "remove person",

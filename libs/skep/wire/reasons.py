@@ -51,6 +51,7 @@ class Reason(StrEnum):
     PERSON_DISABLED = "person-disabled"
     PERSON_EXISTS = "person-exists"
     NAME_RESERVED = "name-reserved"
+    NAME_RETIRED = "name-retired"
     TOO_MANY_PEOPLE = "too-many-people"
     TOO_MANY_TOKENS = "too-many-tokens"
     TOO_MANY_ATTEMPTS = "too-many-attempts"
@@ -58,6 +59,7 @@ class Reason(StrEnum):
     EXPIRY_TOO_LATE = "expiry-too-late"
     LOGIN_REPEATED = "login-repeated"
     LOGIN_OF_ANOTHER = "login-of-another"
+    LOGIN_NOT_BOUND = "login-not-bound"
     LOGIN_REFUSED = "login-refused"
     JOIN_TOKEN_USED = "join-token-used"
     WRONG_NAME = "wrong-name"
@@ -71,6 +73,7 @@ class Reason(StrEnum):
     NO_VAULT = "no-vault"
     NOT_BOUND_HERE = "not-bound-here"
     OTHER_VAULT_KEY = "other-vault-key"
+    OTHER_PLACE = "other-place"
     TOO_MANY_SECRETS = "too-many-secrets"
 
     # What admission answers to a deadline, and why.
@@ -338,6 +341,7 @@ TEXT: dict[Reason, str] = {
     Reason.NO_VAULT: "this cluster keeps no secrets, or its vault does not answer",
     Reason.NOT_BOUND_HERE: "the job is not bound to this node",
     Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
+    Reason.OTHER_PLACE: "the secret was sealed for another owner or name",
     Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",
     Reason.UNKNOWN_VC: "no such virtual cluster",
     Reason.WRONG_VC: "the virtual cluster named is not the one published to",
@@ -382,6 +386,7 @@ TEXT: dict[Reason, str] = {
     Reason.PERSON_DISABLED: "the person is disabled",
     Reason.PERSON_EXISTS: "there is a person of this name already",
     Reason.NAME_RESERVED: "the name is one of Skep's own, or no name",
+    Reason.NAME_RETIRED: "the name was a removed person's, and is given to no other",
     Reason.TOO_MANY_PEOPLE: "there are as many people as there may be",
     Reason.TOO_MANY_TOKENS: "the person has as many tokens as it may",
     Reason.TOO_MANY_ATTEMPTS: "too many wrong tokens came from there",
@@ -389,6 +394,7 @@ TEXT: dict[Reason, str] = {
     Reason.EXPIRY_TOO_LATE: "a token may not be valid for so long",
     Reason.LOGIN_REPEATED: "this login was used before",
     Reason.LOGIN_OF_ANOTHER: "the account is another's at the provider, or a local one",
+    Reason.LOGIN_NOT_BOUND: "no operator has said whose this account at the provider is",
     Reason.LOGIN_REFUSED: "the provider's token does not hold",
     Reason.JOIN_TOKEN_USED: "another node has joined by this token",
     Reason.WRONG_NAME: "the token is for another name or kind",

@@ -19,6 +19,8 @@ VALUE_BYTES_MAX = 32 * KIB
 """Keys and certificates have a few KB; what is larger belongs on shared storage."""
 SEAL_BYTES = 48
 """By how much a sealed box is longer than what is in it."""
+PLACE_BYTES = 64
+"""By how much what is sealed may be longer than the value: it begins with a digest of its place."""
 KEY_BYTES = 32
 SECRETS_PER_JOB_MAX = 32
 SECRETS_PER_ASK_MAX = 16
@@ -29,6 +31,7 @@ Scope = Literal["vc", "person"]
 """Whose a secret is: a virtual cluster's, for the jobs of all its people, or one person's."""
 
 Sealed = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX + SEAL_BYTES)]
+SealedInPlace = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX + PLACE_BYTES + SEAL_BYTES)]
 PublicKey = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
@@ -38,16 +41,20 @@ class SecretKept(Message, frozen=True, tag="secret-kept"):
     `key` is the vault's key that it is sealed to, `by` the person that set it.
     """
 
-    sealed: Sealed
+    sealed: SealedInPlace
     key: PublicKey
     at: Moment
     by: Short = ""
 
 
 class VaultKey(Message, frozen=True, tag="vault-key"):
-    """The vault's public key: what secrets are to be sealed to."""
+    """The vault's public key: what secrets are to be sealed to.
+
+    `places`: the vault opens boxes that say whose secret they hold, and its name.
+    """
 
     key: PublicKey
+    places: bool = False
 
 
 class AskSecrets(Message, frozen=True, tag="ask-secrets"):

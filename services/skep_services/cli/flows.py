@@ -1,7 +1,8 @@
 """How a person proves itself to a provider from a terminal: OpenID Connect, two flows.
 
 The device flow (RFC 8628) needs a browser anywhere; the code flow with PKCE (RFC 7636, 8252) one on
-this machine, and a port on loopback. Either ends with an ID token, which the gateway verifies. What
+this machine, and a port on loopback. Either ends with an ID token, which the gateway verifies. If
+the provider wants a secret of its client, the gateway has it, and asks in this one's place. What
 the provider answers comes by HTTPS, or from loopback, and no redirect is followed.
 """
 
@@ -38,9 +39,12 @@ class Asked(NamedTuple):
 
     issuer: str
     client_id: str
-    client_secret: str
     scopes: str
     nonce: str
+
+
+Through = Callable[[dict[str, str]], dict[str, Any]]
+"""Has the gateway ask the provider, and returns what it answers."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -56,13 +60,14 @@ class Provider:
 
     Args:
         asked: What the gateway says of it.
+        through: Asks it through the gateway; None: it wants no secret, and is asked from here.
 
     Raises:
         CommandError: It cannot be reached, or is another one.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, asked: Asked, through: Through | None = None) -> None:
+        self.asked, self._through = asked, through
         url = f"{asked.issuer.rstrip('/')}/.well-known/openid-configuration"
         status, self.about = _json(url, None)
         if status != 200 or self.about.get("issuer") != asked.issuer:
@@ -154,11 +159,16 @@ class Provider:
         Raises:
             _failed: A CommandError: it refuses.
         """
-        body = {**body, "client_id": self.asked.client_id}
-        if self.asked.client_secret:
-            body["client_secret"] = self.asked.client_secret
-        status, answer = _json(str(self.about.get(name, "")), body)
-        if status != 200 and not (refused and "error" in answer):
+        if self._through is not None:
+            told = {key: text for key, text in body.items() if key not in {"grant_type", "scope"}}
+            answer = self._through(told)
+            good = "error" not in answer
+        else:
+            status, answer = _json(
+                str(self.about.get(name, "")), {**body, "client_id": self.asked.client_id}
+            )
+            good = status == 200
+        if not good and not (refused and "error" in answer):
             raise _failed(answer)
         return answer
 

@@ -84,7 +84,8 @@ def _vouched(arguments: Namespace, url: str, ca: str) -> str:
         text = "this cluster has no provider: log in by a token (skep login --token)"
         raise CommandError(exits.FAILED, text, "no-provider")
     asked = flows.Asked(**{key: told[key] for key in flows.Asked._fields})
-    provider = flows.Provider(asked)
+    through = lambda body: dict(client.post("/v1/login/provider", body))  # noqa: E731
+    provider = flows.Provider(asked, through if told.get("confidential") else None)
     nonce = ""
     if arguments.browser or (not arguments.device and not provider.has_devices):
         nonce = asked.nonce

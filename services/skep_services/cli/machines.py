@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ def machine_of(home: str) -> str:
 
 def server_checks(home: str) -> Iterator[Check]:
     """Yield what can be said of a server beside its processes: the others, and their ports."""
-    from skep_services.servers import files
+    from skep_services.servers import files, sources
     from skep_services.servers.files import FilesError
 
     try:
@@ -50,6 +50,25 @@ def server_checks(home: str) -> Iterator[Check]:
     else:
         yield Check("servers", OK, f"{file.name} of {file.size}, cluster {file.cluster}")
     yield from _ports(file)
+    yield sources_check(file, sources.read(home))
+
+
+def sources_check(file: ServerFile, seen: Sequence[str]) -> Check:
+    """Look from where people's programs may come to the bus: by the doors of the servers only.
+
+    Args:
+        file: The servers.
+        seen: Addresses from which servers came, besides those that they are called by.
+    """
+    from skep_services.servers import sources
+
+    found = sources.networks(file, seen)
+    if not found:
+        text = "people's programs may come past the door: not every server has an address as --host"
+        todo = "skep server rotate-certs --host ADDRESS, on each server that has a name only"
+        return Check("sources", WARN, text, todo)
+    shown = [one.rpartition("/")[0] for one in found if one not in sources.LOOPBACK]
+    return Check("sources", OK, f"people's programs come by the doors at {', '.join(shown)}")
 
 
 def _ports(file: ServerFile) -> Iterator[Check]:

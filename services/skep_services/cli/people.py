@@ -17,9 +17,10 @@ NS_PER_S = 1_000_000_000
 USER = {
     "ls": "people, their roles and how many tokens they have",
     "add": "NAME: let a person have an account (--oidc: it logs in at the provider)",
+    "bind": "NAME SUBJECT: say which account at the provider is a person's (its `sub`)",
     "disable": "NAME: refuse all that a person asks for, at once",
     "enable": "NAME: take that back",
-    "remove": "NAME: remove a person with its roles and tokens; its jobs stay",
+    "remove": "NAME: remove a person with its roles and tokens; its jobs and its name stay its own",
 }
 ROLE = {
     "ls": "[NAME]: the roles of people",
@@ -62,10 +63,17 @@ def options_user(parser: ArgumentParser) -> None:
     """Add what `user` takes."""
     _verbs(parser, USER)
     parser.add_argument("name", metavar="NAME", nargs="?", help="the person's name")
+    parser.add_argument("subject", metavar="SUBJECT", nargs="?", help="bind: the account's `sub`")
     parser.add_argument("--full-name", metavar="TEXT", default="", help="add: the name in full")
     parser.add_argument(
         "--oidc", action="store_true", help="add: it logs in at the provider, not by tokens alone"
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="add: the same person as before it was removed; it has its jobs and secrets again",
+    )
+    parser.add_argument("--issuer", metavar="URL", default="", help="bind: not the one in use")
     reason_option(parser)
 
 
@@ -86,6 +94,13 @@ def run_user(arguments: Namespace) -> int:
     body: dict[str, Any] = {"person": name}
     if verb == "add":
         body |= {"full_name": arguments.full_name, "oidc": arguments.oidc}
+        # An earlier gateway knows no `again`, and would refuse it.
+        body |= {"again": True} if arguments.again else {}
+    if (verb == "bind") != bool(arguments.subject):
+        text = "which account? (skep user bind NAME SUBJECT; no other verb takes one)"
+        raise CommandError(exits.USAGE, text)
+    if verb == "bind":
+        body |= {"subject": arguments.subject, "issuer": arguments.issuer}
     answer = changed(client_of(arguments), f"/v1/people/{verb}", body, arguments.reason)
     if arguments.json:
         print_json({"person": name, **answer})
@@ -98,7 +113,13 @@ def run_user(arguments: Namespace) -> int:
     return exits.OK
 
 
-DONE = {"add": "added", "disable": "disabled", "enable": "enabled", "remove": "removed"}
+DONE = {
+    "add": "added",
+    "bind": "bound",
+    "disable": "disabled",
+    "enable": "enabled",
+    "remove": "removed",
+}
 
 
 def _list_people(arguments: Namespace, roles: Callable[[dict[str, Any]], str]) -> int:

@@ -18,6 +18,8 @@ from skep.units import Duration, Instant, after, seconds
 from skep.wire.access import (
     AddPerson,
     Audited,
+    BindPerson,
+    Cause,
     DisablePerson,
     EnablePerson,
     GrantRole,
@@ -58,6 +60,15 @@ class PersonBody(Body, frozen=True):
     person: Token
     full_name: Short = ""
     oidc: bool = False
+    again: bool = False
+
+
+class BindBody(Body, frozen=True):
+    """The account at the provider that is a person's; `issuer`: by default the one in use here."""
+
+    person: Token
+    subject: Short
+    issuer: Cause = ""
 
 
 class RoleBody(Body, frozen=True):
@@ -102,6 +113,7 @@ class Accounts:
         verifier: Verifier,
         clock: Clock,
         fingerprint: str,
+        issuer: str,
     ) -> None:
         """Take the ports.
 
@@ -111,15 +123,17 @@ class Accounts:
             verifier: Hashes tokens.
             clock: The time.
             fingerprint: That of the cluster's authority, for join tokens; empty: it has none.
+            issuer: The provider that vouches for people; empty: there is none.
         """
         self._view, self._asking, self._verifier = view, asking, verifier
-        self._clock, self._fingerprint = clock, fingerprint
+        self._clock, self._fingerprint, self._issuer = clock, fingerprint, issuer
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
         return [
             web.get("/v1/whoami", self.whoami, allow_head=False),
             web.get("/v1/people", self.people, allow_head=False),
+            web.post("/v1/people/bind", self.bind_person),
             web.post("/v1/people/{do:add|disable|enable|remove}", self.change_person),
             web.post("/v1/roles/{do:grant|revoke}", self.change_role),
             web.get("/v1/tokens", self.tokens, allow_head=False),
@@ -175,7 +189,9 @@ class Accounts:
         name = body.person
         match request.match_info["do"]:
             case "add":
-                wish: Wish = AddPerson(person=name, full_name=body.full_name, oidc=body.oidc)
+                wish: Wish = AddPerson(
+                    person=name, full_name=body.full_name, oidc=body.oidc, again=body.again
+                )
                 return await self._ask(request, wish, lambda: name in people.people)
             case "disable":
                 seen = lambda: people.standing(name).disabled  # noqa: E731 - as its neighbours
@@ -186,6 +202,21 @@ class Accounts:
             case _:
                 wish = RemovePerson(person=name)
                 return await self._ask(request, wish, lambda: name not in people.people)
+
+    async def bind_person(self, request: web.Request) -> web.StreamResponse:
+        """Say which account at the provider is a person's.
+
+        Raises:
+            ApiError: No issuer is named and this cluster has no provider (422), or it is refused.
+        """
+        people, body = self._people(), await read(request, BindBody)
+        issuer = body.issuer or self._issuer
+        if not issuer:
+            text = "this cluster has no provider (SKEP_OIDC): name its `issuer`"
+            raise ApiError(422, Reason.BAD_VALUE, text)
+        wish = BindPerson(person=body.person, issuer=issuer, subject=body.subject)
+        account = (issuer, body.subject)
+        return await self._ask(request, wish, lambda: people.bound.get(account) == body.person)
 
     async def change_role(self, request: web.Request) -> web.StreamResponse:
         """Grant a role, or revoke one."""

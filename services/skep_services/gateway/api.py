@@ -30,7 +30,16 @@ from skep_services.service import ConfigurationError
 log = structlog.get_logger(service="gateway")
 
 OPERATOR = "operator"
-OPEN_PATHS = ("/", "/v1/health", "/metrics", "/v1/ca", "/v1/login", "/v1/join", "/v1/renew")
+OPEN_PATHS = (
+    "/",
+    "/v1/health",
+    "/metrics",
+    "/v1/ca",
+    "/v1/login",
+    "/v1/login/provider",
+    "/v1/join",
+    "/v1/renew",
+)
 """What answers without a token: nothing there names a job or a tenant's secret. To log in, to join
 and to renew one shows something else."""
 QUERY_NUMBER_MAX = 2**53

@@ -31,6 +31,8 @@ STATUS = {
     Reason.NOT_ITS_OWNER: 403,
     Reason.PERSON_DISABLED: 403,
     Reason.LOGIN_OF_ANOTHER: 403,
+    Reason.LOGIN_NOT_BOUND: 403,
+    Reason.NAME_RETIRED: 409,
     Reason.JOIN_TOKEN_USED: 403,
     Reason.KEY_REVOKED: 403,
     Reason.WRONG_NAME: 403,

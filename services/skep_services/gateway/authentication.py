@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import math
 import secrets as random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from skep.units import Instant
 from skep.wire.access import REASON_CHARACTERS_MAX
 from skep.wire.reasons import Reason
 from skep_services.access import secrets
+from skep_services.attempts import ANY, Attempts
 from skep_services.gateway.api import ApiError
 from skep_services.gateway.callers import Caller
 
@@ -31,12 +33,6 @@ VERIFIED_MAX = 10_000
 """Tokens that are known to be right: those of all people, each on its devices."""
 VERIFYING_MAX = 32
 """Requests that wait for a token to be verified, two at a time; more are refused at once."""
-ATTEMPTS = 10
-"""Wrong secrets that one address, or one token, may try at once..."""
-ATTEMPT_S = 6.0
-"""...and then one in so many seconds."""
-COUNTED_MAX = 10_000
-"""Addresses and tokens whose wrong secrets are counted."""
 
 
 class Callers(Protocol):
@@ -51,44 +47,30 @@ class Callers(Protocol):
         ...
 
 
-class Attempts:
-    """Wrong secrets by address and by token, so that none can be guessed by trying."""
+class Guesses:
+    """Wrong secrets by address and by token, as the gateway refuses them."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        """Count by `now`, which returns seconds that never go back."""
-        self._now = now
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    def __init__(self, attempts: Attempts) -> None:
+        """Count by `attempts`."""
+        self._attempts = attempts
 
-    def check(self, *whose: str) -> None:
+    def check(self, source: str, token: str = ANY) -> None:
         """Stop one that has tried too often.
 
         Args:
-            whose: The address, and the id of the token.
+            source: The address.
+            token: The id of the token, if it is about one.
 
         Raises:
-            ApiError: One of them has no attempts left (429).
+            ApiError: There are no attempts left (429).
         """
-        waits = [self._wait(each) for each in whose]
-        if (wait := max(waits, default=0.0)) > 0:
-            text = f"too many wrong tokens: wait {wait:.0f} s, and check what you typed"
+        if (wait := self._attempts.wait_s(source, token)) > 0:
+            text = f"too many wrong tokens: wait {math.ceil(wait)} s, and check what you typed"
             raise ApiError(429, Reason.TOO_MANY_ATTEMPTS, text, retry_after_s=wait)
 
-    def failed(self, *whose: str) -> None:
+    def failed(self, source: str, token: str = ANY) -> None:
         """Count a wrong secret."""
-        for each in whose:
-            left, now = self._at(each), self._now()
-            self._left[each] = (max(0.0, left - 1.0), now)
-            self._left.move_to_end(each)
-            if len(self._left) > COUNTED_MAX:
-                self._left.popitem(last=False)
-
-    def _at(self, whose: str) -> float:
-        left, since = self._left.get(whose, (float(ATTEMPTS), self._now()))
-        return min(float(ATTEMPTS), left + (self._now() - since) / ATTEMPT_S)
-
-    def _wait(self, whose: str) -> float:
-        left = self._at(whose)
-        return 0.0 if left >= 1.0 else (1.0 - left) * ATTEMPT_S
+        self._attempts.failed(source, token)
 
 
 class Verifier:
@@ -164,7 +146,7 @@ class Authentication:
         tokens: Callers,
         people: Callable[[], People | None],
         now: Callable[[], Instant],
-        attempts: Attempts,
+        attempts: Guesses,
         proxies: Proxies,
     ) -> None:
         """Take where callers are known from.

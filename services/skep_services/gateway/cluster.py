@@ -287,9 +287,10 @@ class Cluster:
         return json_response({"vcs": shown})
 
     async def windows(self, request: web.Request) -> web.StreamResponse:
-        """Answer the windows for which nodes are kept free; the jobs on them only to operators."""
-        rows = windows_view(self._indexer.fold.state)
-        if not caller_of(request).operator:
+        """Answer the windows of the caller's VCs and of the cluster; jobs only to operators."""
+        caller = caller_of(request)
+        rows = windows_view(self._indexer.fold.state, caller.sees)
+        if not caller.operator:
             rows = [row | {"jobs": []} for row in rows]
         return json_response({"windows": rows})
 

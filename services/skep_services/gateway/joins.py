@@ -36,9 +36,10 @@ from skep.wire.access import (
 from skep.wire.bounds import Short, Token
 from skep.wire.reasons import Reason
 from skep_services.access import secrets
+from skep_services.attempts import STRANGER
 from skep_services.gateway.api import ApiError, json_response
 from skep_services.gateway.asking import Asking
-from skep_services.gateway.authentication import Attempts, Authentication
+from skep_services.gateway.authentication import Authentication, Guesses
 from skep_services.gateway.bodies import read
 from skep_services.gateway.people import PeopleView
 from skep_services.pki.certificates import CertificateError
@@ -99,7 +100,7 @@ class Joins:
         """
         self._view, self._asking, self._clock = view, asking, clock
         self._verifier, self._proxies = authentication.verifier, authentication.proxies
-        self._attempts: Attempts = authentication.attempts
+        self._attempts: Guesses = authentication.attempts
         self._environment = environment
 
     def routes(self) -> list[web.RouteDef]:
@@ -131,17 +132,16 @@ class Joins:
             _unknown: An ApiError (401): the token is wrong.
         """
         source = self._proxies.source(request)
-        self._attempts.check(source)
         body = await read(request, JoinBody)
         _check_version(body.version, f"node {body.node}")
         if self._view is None:
             raise ApiError(404, "no-joins", "no node joins this cluster by a token")
         known = self._view.people.join_tokens.get(body.token)
         given = secrets.Secret(body.token, body.secret)
+        self._attempts.check(source, known.token if known is not None else STRANGER)
         if known is None:
-            self._attempts.failed(source)
+            self._attempts.failed(source, STRANGER)
             raise _unknown()
-        self._attempts.check(source, known.token)
         if not await self._verifier.fits(given, known.hash):
             self._attempts.failed(source, known.token)
             raise _unknown()

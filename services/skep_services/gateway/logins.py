@@ -1,9 +1,11 @@
 """`/v1/login`: what a person shows to get a token of its own, when a provider vouches for it.
 
-    GET  /v1/login     which provider, and a nonce for a login that has one
-    POST /v1/login     the ID token of the provider; the answer has a token of Skep's
+    GET  /v1/login             which provider, and a nonce for a login that has one
+    POST /v1/login             the ID token of the provider; the answer has a token of Skep's
+    POST /v1/login/provider    a question to the provider, if it wants a secret of its client
 
-The flow itself is between the person's machine and the provider: the gateway sees its end only. A
+The flow itself is between the person's machine and the provider: the gateway sees its end only. If
+the provider wants a secret, the gateway asks in the person's place, and tells nobody the secret. A
 nonce is signed by the gateways' key and holds for ten minutes; that an ID token is used once is
 held by the access service, for all gateways.
 """
@@ -11,7 +13,9 @@ held by the access service, for all gateways.
 from __future__ import annotations
 
 import hmac
+import math
 import secrets as random
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -23,6 +27,7 @@ from skep.wire.access import Actor, LogIn
 from skep.wire.bounds import Short
 from skep.wire.reasons import Reason
 from skep_services.access import secrets
+from skep_services.attempts import Attempts
 from skep_services.gateway.api import ApiError, json_response
 from skep_services.gateway.asking import Asking
 from skep_services.gateway.authentication import Authentication, digest_of
@@ -33,6 +38,10 @@ from skep_services.ports import Clock
 
 NONCE_S = 600.0
 ID_TOKEN_CHARACTERS_MAX = 32_768
+CODE_CHARACTERS_MAX = 4_096
+LOOPBACK_PATTERN = r"^(http://127\.0\.0\.1:[0-9]{1,5}/)?$(?!\n)"
+"""Where a browser is sent back to: to the machine of the person, and nowhere else."""
+DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 
 
 class LoginBody(Body, frozen=True):
@@ -41,6 +50,15 @@ class LoginBody(Body, frozen=True):
     id_token: Annotated[str, Meta(max_length=ID_TOKEN_CHARACTERS_MAX)]
     name: Short = "login"
     nonce: Short = ""
+
+
+class ProviderBody(Body, frozen=True):
+    """A question to the provider: the end of a login by a device or a browser, or its begin."""
+
+    device_code: Annotated[str, Meta(max_length=CODE_CHARACTERS_MAX)] = ""
+    code: Annotated[str, Meta(max_length=CODE_CHARACTERS_MAX)] = ""
+    redirect_uri: Annotated[str, Meta(pattern=LOOPBACK_PATTERN)] = ""
+    code_verifier: Annotated[str, Meta(max_length=128)] = ""
 
 
 class Logins:
@@ -59,12 +77,15 @@ class Logins:
         self._view, self._asking, self._clock = view, asking, clock
         self._authentication, self._provider = authentication, provider
         self._key = key
+        self._asked = Attempts(time.monotonic)
+        """Questions to the provider: strangers must not drive it through this gateway."""
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
         return [
             web.get("/v1/login", self.options, allow_head=False),
             web.post("/v1/login", self.login),
+            web.post("/v1/login/provider", self.ask_provider),
         ]
 
     async def options(self, request: web.Request) -> web.StreamResponse:
@@ -76,11 +97,45 @@ class Logins:
             told["oidc"] = {
                 "issuer": settings.issuer,
                 "client_id": settings.client_id,
-                "client_secret": settings.client_secret,
+                "confidential": bool(settings.client_secret),
+                "client_secret": "",  # Programs of an earlier version look for it.
                 "scopes": settings.scopes,
                 "nonce": self._nonce(),
             }
         return json_response(told)
+
+    async def ask_provider(self, request: web.Request) -> web.StreamResponse:
+        """Answer what the provider says to this cluster, of what is for the person alone.
+
+        Raises:
+            ApiError: No provider wants a secret here (404), the question is none (422), too many
+                were asked (429), or the provider is away (503).
+        """
+        body = await read(request, ProviderBody)
+        if self._provider is None or not self._provider.settings.client_secret:
+            text = "the provider is asked without the gateway here: `skep login` does so"
+            raise ApiError(404, "no-provider", text)
+        source = self._authentication.proxies.source(request)
+        if (wait := self._asked.wait_s(source)) > 0:
+            text = f"too many logins begin there: wait {math.ceil(wait)} s"
+            raise ApiError(429, Reason.TOO_MANY_ATTEMPTS, text, retry_after_s=wait)
+        self._asked.failed(source)
+        if body.device_code:
+            form = {"grant_type": DEVICE_GRANT, "device_code": body.device_code}
+        elif body.code:
+            if not body.redirect_uri or not body.code_verifier:
+                text = "a code comes with its `redirect_uri` and `code_verifier`"
+                raise ApiError(422, Reason.BAD_VALUE, text)
+            form = {
+                "grant_type": "authorization_code",
+                "code": body.code,
+                "redirect_uri": body.redirect_uri,
+                "code_verifier": body.code_verifier,
+            }
+        else:
+            scopes = {"scope": self._provider.settings.scopes}
+            return json_response(await self._provider.ask("device_authorization_endpoint", scopes))
+        return json_response(await self._provider.ask("token_endpoint", form))
 
     async def login(self, request: web.Request) -> web.StreamResponse:
         """Answer with a new token for the person that an ID token is about.
@@ -120,6 +175,7 @@ class Logins:
             expires_at=after(now, Duration(seconds(settings.token_days * 24 * 3600.0))),
             roles=vouched.roles,
             add=settings.add_people,
+            proven=vouched.proven,
         )
         seen: Callable[[], bool] = lambda: made.id in people.tokens  # noqa: E731 - it has a type
         await self._asking.ask(Actor(source=source), wish, seen)

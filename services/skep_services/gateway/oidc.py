@@ -49,6 +49,18 @@ KEYS_S = 3600.0
 KEYS_AGAIN_S = 30.0
 """How soon they are fetched again for a token by an unknown key: strangers must not drive that."""
 LEEWAY_S = 60
+TOLD = (
+    "device_code",
+    "user_code",
+    "verification_uri",
+    "verification_uri_complete",
+    "expires_in",
+    "interval",
+    "id_token",
+    "error",
+    "error_description",
+)
+"""What those that log in through the gateway are told: no token of access, and none to renew it."""
 AGE_S_MAX = 600
 """How old an ID token may be: it is for logging in now, not for being kept."""
 GROUPS_MAX = 1_000
@@ -58,10 +70,13 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The file SKEP_OIDC.
 
     `claim` has a person's name: `preferred_username`, or `email`, of which the part before the @
-    is taken if the provider has verified it and it is of one of `domains`. `groups` has, for each
-    group in the claim `groups_claim`, the role in each VC. With `add_people` all that log in get an
-    account, else only those that an operator added with `--oidc`. `client_secret` is for providers
-    that want one from programs on people's machines too: it is told to everybody.
+    is taken if the provider has verified it and it is of one of `domains`. Names that people may
+    choose at the provider prove nothing: an operator says which account is whose, unless there is
+    one domain, or the operator says that names there are the provider's (`names_are_fixed`).
+    `groups` has, for each group in the claim `groups_claim`, the role in each VC. With `add_people`
+    all that log in get an account, else only those that an operator added with `--oidc`.
+    `client_secret` is for providers
+    that want one: logins then go to the provider through the gateway, which alone knows it.
     """
 
     issuer: str
@@ -73,7 +88,13 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     groups_claim: str = "groups"
     groups: dict[str, dict[str, Role]] = {}
     add_people: bool = False
+    names_are_fixed: bool = False
     token_days: float = 30.0
+
+    @property
+    def proves_names(self) -> bool:
+        """Return whether people cannot choose the name that they are known by here."""
+        return self.names_are_fixed or (self.claim == "email" and len(self.domains) == 1)
 
 
 class Vouched(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +105,7 @@ class Vouched(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     roles: dict[str, Role]
     until_s: float
+    proven: bool
 
 
 def read_settings(path: str) -> OidcSettings | None:
@@ -132,6 +154,8 @@ class Provider:
         self._now_s, self._ticks_s = now_s, ticks_s
         self._keys: dict[str, jwt.PyJWK] = {}
         self._fetched_at: float | None = None
+        self._about: dict[str, Any] = {}
+        self._about_at: float | None = None
         self._fetching = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
@@ -168,7 +192,35 @@ class Provider:
             subject=subject,
             roles=self._roles(claims),
             until_s=float(claims["exp"]) + LEEWAY_S,
+            proven=self.settings.proves_names,
         )
+
+    async def ask(self, endpoint: str, form: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the provider answers to this cluster as its client, which has a secret.
+
+        Args:
+            endpoint: The name of the address in the discovery document.
+            form: What is asked, without the client.
+
+        Returns:
+            What may be told to the one that logs in: `TOLD` of the answer.
+
+        Raises:
+            ApiError: The provider has no such address (409).
+            _is_away: An ApiError (503): it cannot be asked.
+        """
+        client = {"client_id": self.settings.client_id}
+        if self.settings.client_secret:
+            client["client_secret"] = self.settings.client_secret
+        try:
+            url = str((await self._described()).get(endpoint, ""))
+            if not url:
+                text = f"the provider {self.settings.issuer} has no {endpoint}"
+                raise ApiError(409, "provider", text)
+            answer = await self._document(url, {**form, **client})
+        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+            raise self._is_away(error) from None
+        return {name: answer[name] for name in TOLD if isinstance(answer.get(name), str | int)}
 
     async def _claims(self, token: str) -> dict[str, Any]:
         try:
@@ -225,8 +277,7 @@ class Provider:
             except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
                 if known:
                     return  # The ones from before do; the provider may be away for a moment.
-                text = f"the provider {self.settings.issuer} cannot be asked: {one_line(error)}"
-                raise ApiError(503, "provider-away", text, retry_after_s=2.0) from None
+                raise self._is_away(error) from None
             self._fetched_at = self._ticks_s()
 
     async def _fetch(self) -> dict[str, jwt.PyJWK]:
@@ -235,12 +286,7 @@ class Provider:
         Raises:
             ValueError: A document is not what it should be.
         """
-        issuer = self.settings.issuer
-        url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-        about = await self._document(url)
-        if about.get("issuer") != issuer:
-            text = f"its discovery document is of {str(about.get('issuer'))[:100]!r}"
-            raise ValueError(text)
+        about = await self._described(again=True)
         found = await self._document(str(about.get("jwks_uri", "")))
         keys: dict[str, jwt.PyJWK] = {}
         for each in found.get("keys", [])[:100]:
@@ -252,15 +298,43 @@ class Provider:
                 continue  # A kind of key that is newer than this program.
         return keys
 
-    async def _document(self, url: str) -> dict[str, Any]:
+    async def _described(self, *, again: bool = False) -> dict[str, Any]:
+        """Return the discovery document; `again`: as it is now.
+
+        Raises:
+            ValueError: It is not what it should be.
+        """
+        at, now = self._about_at, self._ticks_s()
+        if not again and at is not None and now - at < KEYS_S:
+            return self._about
+        issuer = self.settings.issuer
+        about = await self._document(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+        if about.get("issuer") != issuer:
+            text = f"its discovery document is of {str(about.get('issuer'))[:100]!r}"
+            raise ValueError(text)
+        self._about, self._about_at = about, now
+        return about
+
+    def _is_away(self, error: Exception) -> ApiError:
+        text = f"the provider {self.settings.issuer} cannot be asked: {one_line(error)}"
+        return ApiError(503, "provider-away", text, retry_after_s=2.0)
+
+    async def _document(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the JSON object at an address; with a form what it answers, if it refuses too.
+
+        Raises:
+            ValueError: It is none, or too large, or the address cannot be believed.
+        """
         if not is_safe(url):
             text = f"{url[:200]!r} is neither https:// nor on loopback"
             raise ValueError(text)
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=FETCH_S)
             self._session = aiohttp.ClientSession(timeout=timeout, trust_env=True)
-        async with self._session.get(url, allow_redirects=False) as answer:
-            if answer.status != 200:
+        method = "GET" if form is None else "POST"
+        asked = self._session.request(method, url, data=form, allow_redirects=False)
+        async with asked as answer:
+            if answer.status != 200 and not (form and 400 <= answer.status < 500):
                 text = f"{url} answers {answer.status}"
                 raise ValueError(text)
             raw = await answer.content.read(DOCUMENT_BYTES_MAX + 1)

@@ -11,10 +11,11 @@ import structlog
 from aiohttp import web
 
 from skep.wire import subjects
+from skep_services.attempts import Attempts
 from skep_services.gateway.accounts import Accounts
 from skep_services.gateway.api import ApiError, Tokens
 from skep_services.gateway.asking import Asking
-from skep_services.gateway.authentication import Attempts, Authentication, Proxies
+from skep_services.gateway.authentication import Authentication, Guesses, Proxies
 from skep_services.gateway.callers import Caller
 from skep_services.gateway.intake import Intake
 from skep_services.gateway.joins import Joins
@@ -103,7 +104,7 @@ class Peopled:
             tokens,
             lambda: view.people if view is not None else None,
             clock.now,
-            Attempts(time.monotonic),
+            Guesses(Attempts(time.monotonic)),
             Proxies(settings.proxies),
         )
 
@@ -134,6 +135,7 @@ class Peopled:
             self.authentication.verifier,
             self._clock,
             self._settings.fingerprint,
+            self._settings.oidc.issuer if self._settings.oidc is not None else "",
         )
         environment = self._settings.environment
         joins = Joins(self.view, self._asking, self.authentication, self._clock, environment)

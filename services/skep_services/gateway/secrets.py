@@ -60,7 +60,7 @@ class SecretViews:
         Raises:
             ApiError: This cluster keeps no secrets (409).
         """
-        return json_response({"key": self._key()})
+        return json_response({"key": self._key(), "places": self._secrets.places})
 
     async def listing(self, request: web.Request) -> web.StreamResponse:
         """Answer the names of an owner's secrets, when each was set, and the setter.

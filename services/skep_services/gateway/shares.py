@@ -126,11 +126,21 @@ def length(seconds: int) -> str:
 # --- windows -------------------------------------------------------------------------------------
 
 
-def windows_view(state: ClusterState) -> list[dict[str, Any]]:
-    """Return the windows that are booked or open, the first to begin first."""
+def windows_view(state: ClusterState, sees: Only = "") -> list[dict[str, Any]]:
+    """Return the windows that are booked or open, the first to begin first.
+
+    Args:
+        state: The cluster.
+        sees: The VCs whose windows show, beside those of the whole cluster.
+    """
+    shown = {
+        name: window
+        for name, window in state.windows.items()
+        if not window.vc or covers(sees, window.vc)
+    }
     jobs = {
         node: [job for job, _ in state.nodes[node].holdings] if node in state.nodes else []
-        for window in state.windows.values()
+        for window in shown.values()
         for node in window.nodes
     }
     rows = [
@@ -145,17 +155,26 @@ def windows_view(state: ClusterState) -> list[dict[str, Any]]:
             "open": name in state.opened,
             "jobs": list(dict.fromkeys(job for node in window.nodes for job in jobs[node])),
         }
-        for name, window in state.windows.items()
+        for name, window in shown.items()
     ]
     return sorted(rows, key=lambda row: (row["begins"], row["name"]))
 
 
-def window_line(window: Window) -> str:
-    """Return a window in one line: what for, which nodes, and when."""
+def window_line(window: Window, vc: str | None = None) -> str:
+    """Return a window in one line: what for, which nodes, and when.
+
+    Args:
+        window: The window.
+        vc: The VC whose people read it: of a window of another one they learn when and where, not
+            whose it is and why. None: an operator reads it.
+    """
     nodes = ", ".join(window.nodes[:4]) + (" and others" if len(window.nodes) > 4 else "")
-    what = f"reserved for {window.vc}" if window.vc else "maintenance"
+    foreign = vc is not None and window.vc not in ("", vc)
+    what = "maintenance" if not window.vc else f"reserved for {window.vc}"
+    if foreign:
+        what = "reserved for another VC"
     text = f"window {window.name} ({what}) of {nodes}, {utc(window.begins)} to {utc(window.ends)}"
-    return f"{text}: {window.reason}" if window.reason else text
+    return f"{text}: {window.reason}" if window.reason and not foreign else text
 
 
 def utc(at: Instant) -> str:
@@ -169,7 +188,7 @@ def windows_ahead(state: ClusterState, name: str) -> list[str]:
     if job is None:
         return []
     return [
-        f"it leaves {', '.join(both[:4])} when this begins: {window_line(window)}"
+        f"it leaves {', '.join(both[:4])} when this begins: {window_line(window, job.spec.vc)}"
         for window in state.windows.values()
         if window.vc != job.spec.vc
         and (both := [each for each in window.nodes if each in job.parts])

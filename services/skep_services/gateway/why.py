@@ -70,7 +70,7 @@ def _by_person(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:
     row, found = job.row, []
     window = fold.state.windows.get(row.needs or "")
     if row.why == Reason.WAITS_FOR_WINDOW and window is not None:
-        found.append(_said(Reason.WAITS_FOR_WINDOW.value, window_line(window)))
+        found.append(_said(Reason.WAITS_FOR_WINDOW.value, window_line(window, row.vc)))
     line = fair_line(fold.state, row.job, now)
     if line:
         found.append(_said(Reason.FAIR_SHARE.value, f"fair share: {line}"))

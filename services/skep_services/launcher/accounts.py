@@ -21,6 +21,10 @@ from skep_services.launcher import policy
 from skep_services.launcher.policy import Policy
 
 NOBODY = 65534
+SYSTEM_HIGH = range(60_000, 65_536)
+"""Systems give some of their own accounts such numbers (Debian's policy, systemd); so do some
+directories to people, who have a shell."""
+NO_SHELLS = ("nologin", "false")
 TABLE_FILE = "uids.json"
 
 
@@ -113,6 +117,12 @@ class Accounts:
             )
             raise Refusal(Reason.NO_ACCOUNT, text, of_node=True) from None
         self._check(found.pw_uid, name, whose)
+        if found.pw_uid in SYSTEM_HIGH and os.path.basename(found.pw_shell) in NO_SHELLS:
+            text = (
+                f"{whose} has the account {name} (uid {found.pw_uid}, no shell), which is the "
+                "system's: no job may have it"
+            )
+            raise Refusal(Reason.SYSTEM_ACCOUNT, text, of_node=True)
         if found.pw_gid == 0 or self._is_denied(found.pw_gid):
             text = f"{whose} has the account {name}, whose group {found.pw_gid} no job may have"
             raise Refusal(Reason.SYSTEM_ACCOUNT, text, of_node=True)

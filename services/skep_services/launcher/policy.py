@@ -22,6 +22,8 @@ MODES = (NAMES, DYNAMIC, VC)
 
 UID_MIN = 1000
 """Below it are a system's own accounts."""
+UID_FLOOR = 500
+"""No system gives people less; where an administrator says less, root's helpers would be open."""
 UID_MAX = 2**31 - 1
 DYNAMIC_FIRST, DYNAMIC_COUNT = 200_000, 10_000
 """Above the accounts of people, below the ranges that user namespaces usually get."""
@@ -206,7 +208,7 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
         mode=_one_of("accounts.mode", accounts.take("mode", str, NAMES), MODES),
         persons=accounts.names("persons"),
         vcs=accounts.names("vcs"),
-        uid_min=accounts.number("uid_min", UID_MIN, 1, UID_MAX),
+        uid_min=accounts.number("uid_min", UID_MIN, UID_FLOOR, UID_MAX),
         dynamic_first=dynamic.number("first", DYNAMIC_FIRST, UID_MIN, UID_MAX),
         dynamic_count=dynamic.number("count", DYNAMIC_COUNT, 1, 1_000_000),
         groups_denied=accounts.texts("groups_denied", ROOTLIKE),

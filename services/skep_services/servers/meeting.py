@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import ssl
 import time
 from collections.abc import Callable
@@ -24,8 +25,10 @@ import msgspec
 from aiohttp import web
 
 from skep.wire.bounds import UNDECODABLE
+from skep.wire.reasons import Reason
+from skep_services.attempts import STRANGER, Attempts
 from skep_services.pki.files import TlsError, TlsFiles, client_context, following_server
-from skep_services.servers import files, setup, tokens
+from skep_services.servers import files, setup, sources, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
 from skep_services.servers.versions import VersionError, check_meeting
@@ -64,11 +67,15 @@ class ServerJoined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the servers are. Of two lists the one with the higher revision holds."""
+    """Who the servers are. Of two lists the one with the higher revision holds.
+
+    `seen` is the address that the one that asks comes from.
+    """
 
     revision: int
     members: list[Member]
     awaits_streams: bool = False
+    seen: str = ""
 
 
 class Meeting:
@@ -85,6 +92,7 @@ class Meeting:
     ) -> None:
         self._home, self._changed, self._say = home, changed, say
         self._runner: web.AppRunner | None = None
+        self._attempts = Attempts(time.monotonic)
 
     async def open(self) -> None:
         """Listen.
@@ -130,10 +138,14 @@ class Meeting:
         wanted = f"Bearer {meeting_secret(setup.read_secrets(self._home))}"
         if not hmac.compare_digest(given.encode(), wanted.encode()):
             return _refused(401, "unauthorized", "only servers of the cluster are told")
-        file = files.read_server(self._home)
+        file, seen = files.read_server(self._home), request.remote or ""
+        sources.note(self._home, [seen])
         return _answer(
             Servers(
-                revision=file.revision, members=file.members, awaits_streams=file.awaits_streams
+                revision=file.revision,
+                members=file.members,
+                awaits_streams=file.awaits_streams,
+                seen=seen,
             )
         )
 
@@ -142,16 +154,25 @@ class Meeting:
             asked = msgspec.json.decode(await request.read(), type=AskServer)
         except UNDECODABLE as error:
             return _refused(400, "bad-value", f"the request cannot be read: {error}")
+        source = request.remote or ""
+        # Until its token is seen to hold, a machine learns nothing of the cluster.
+        token = asked.id if tokens.is_known(self._home, asked.id) else STRANGER
+        if (wait := self._attempts.wait_s(source, token)) > 0:
+            text = f"too many wrong tokens came from {source}: wait {math.ceil(wait)} s"
+            return _refused(429, Reason.TOO_MANY_ATTEMPTS, text)
+        shown = (asked.id, asked.secret, asked.machine)
         file = files.read_server(self._home)
         try:
-            check_meeting(asked.version, f"the machine at {request.remote}")
+            tokens.check(self._home, *shown, time.time())
+            check_meeting(asked.version, f"the machine at {source}")
             name = place_of(file, asked)
-            tokens.use(self._home, asked.id, asked.secret, asked.machine, time.time())
+            tokens.use(self._home, *shown, time.time())
             joined = with_member(file, setup.new_member(name, asked.hosts, asked.ports))
         except (VersionError, FilesError) as error:
             return _refused(409, getattr(error, "reason", "refused"), str(error))
         except tokens.TokenRefusedError as error:
-            self._say("server refused", source=request.remote, reason=error.reason)
+            self._attempts.failed(source, token)
+            self._say("server refused", source=source, reason=error.reason)
             return _refused(403, error.reason, str(error))
         if joined != file:
             files.write(files.server_path(self._home), joined)

@@ -28,7 +28,7 @@ from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import DriftedStreamError, bootstrap_streams
 from skep_services.pki.files import Replaced, TlsError
 from skep_services.ports import MissingStreamError, RefusedError
-from skep_services.servers import bus, files, notify, plan, setup, status
+from skep_services.servers import bus, files, notify, plan, setup, sources, status
 from skep_services.servers.files import FilesError, ServerFile
 from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
@@ -181,6 +181,7 @@ async def look_around(home: str, file: ServerFile) -> ServerFile:
     """
     others = [one for one in file.members if one.name != file.name]
     answers = await asyncio.gather(*(ask_servers(home, one) for one in others))
+    sources.note(home, [told.seen for told in answers if told is not None])
     for told in answers:
         found = newer(file, told) if told is not None else file
         if found is not file:

@@ -7,7 +7,6 @@ a key back, its user is revoked in the account, which cuts its connections.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from skep_services.adapters.nats_claims import Resolver
 from skep_services.adapters.nats_jwt import TokenError
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.pki.certificates import CertificateError, describe
-from skep_services.servers import files, plan, setup
-from skep_services.servers.files import ServerFile
+from skep_services.servers import files, plan, setup, sources
 from skep_services.servers.meeting import own_tls
 from skep_services.service import Settings
 
@@ -31,7 +29,6 @@ NODE_DAYS = 90.0
 PERSON_DAYS = 30.0
 """Of a person's identity on the bus."""
 DAY_S = 86_400
-LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 def make(chosen: Settings) -> ServerSigner:
@@ -75,7 +72,7 @@ class ServerSigner:
                 wanted.key,
                 issued_at_s=issued_at_s,
                 expires_at_s=until_s,
-                sources=sources_of(file) if person else (),
+                sources=sources.networks(file, sources.read(self._home)) if person else (),
             )
         except TokenError as error:
             raise SignError(str(error)) from error
@@ -131,37 +128,6 @@ class ServerSigner:
 
     def _lost(self, _: Exception) -> None:
         self._link = None  # The next call connects anew.
-
-
-def sources_of(file: ServerFile) -> tuple[str, ...]:
-    """Return the networks from which people come to the bus: those of the servers, with the doors.
-
-    The bus's own port wants a certificate of a node or a service besides. Whoever has one, as it
-    is root on a node, must not go past the door by it: there people take turns.
-
-    Args:
-        file: The servers. If one is named by words only, or listens at an address that is none of
-            its own, it is not known where its door comes from: then people come from anywhere.
-
-    Returns:
-        The networks; empty: there is no bound.
-    """
-    if file.listen not in (files.EVERYWHERE, *file.me.hosts):
-        return ()
-    found = [*LOOPBACK]
-    for one in file.members:
-        addresses = [address for host in one.hosts if (address := _address(host)) is not None]
-        if not addresses:
-            return ()
-        found += [f"{address}/{address.max_prefixlen}" for address in addresses]
-    return tuple(dict.fromkeys(found))
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
 
 
 def account_of(kind: KeyKind, name: str, vc: str) -> Account:

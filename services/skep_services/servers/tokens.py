@@ -78,6 +78,27 @@ def use(home: str, identity: str, secret: str, machine: str, now_s: float) -> No
         TokenRefusedError: The token is unknown, expired or used.
     """
     every = read(home)
+    found = _checked(every, identity, secret, machine, now_s)
+    if not found.used_by:
+        found.used_by = machine
+        _write(home, every)
+
+
+def check(home: str, identity: str, secret: str, machine: str, now_s: float) -> None:
+    """Return if `use` would, and change nothing.
+
+    Raises:
+        TokenRefusedError: As `use`.
+    """
+    _checked(read(home), identity, secret, machine, now_s)
+
+
+def is_known(home: str, identity: str) -> bool:
+    """Return whether there is a token with this public part."""
+    return any(one.id == identity for one in read(home))
+
+
+def _checked(every: list[Kept], identity: str, secret: str, machine: str, now_s: float) -> Kept:
     found = next((one for one in every if one.id == identity), None)
     if found is None or not hmac.compare_digest(found.digest, _digest(secret)):
         text = "the token is not known here: make one with `skep server token`"
@@ -91,9 +112,7 @@ def use(home: str, identity: str, secret: str, machine: str, now_s: float) -> No
             f"the token expired {minutes:.0f} minutes ago: make a new one with `skep server token`"
         )
         raise TokenRefusedError(text, "token-expired")
-    if not found.used_by:
-        found.used_by = machine
-        _write(home, every)
+    return found
 
 
 def read(home: str) -> list[Kept]:

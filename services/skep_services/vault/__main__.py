@@ -91,9 +91,13 @@ class Vault:
             return SecretsGiven(refused=granted.reason, text=granted.text)
         self._log.info("secrets given", node=ask.node, job=ask.job, names=ask.names)
         sealed = {}
-        for name, kept in granted.items():
+        for name, (whose, kept) in granted.items():
             try:
-                value = boxes.opened(kept.sealed, self._key)
+                value = boxes.opened_in_place(kept.sealed, self._key, whose)
+            except boxes.OtherPlaceError as error:
+                self._log.error("a secret's box is another's", node=ask.node, job=ask.job, at=whose)
+                text = f"{name} of {whose.scope} {whose.owner}: {error}: skep secret set {name}"
+                return SecretsGiven(refused=Reason.OTHER_PLACE, text=text)
             except boxes.BoxError:
                 text = f"{name} is sealed to an earlier key of the vault: skep secret set {name}"
                 return SecretsGiven(refused=Reason.OTHER_VAULT_KEY, text=text)
@@ -124,7 +128,7 @@ async def main(chosen: Settings, log: Any) -> None:
 
     await bus.follow(subjects.SECRETS, 0, vault.take_secret)
     await bus.follow(subjects.ALLOC, 0, take_record)
-    if vault.secrets.key != bytes(key.public_key):
+    if vault.secrets.key != bytes(key.public_key) or not vault.secrets.places:
         await _say_key(bus, bytes(key.public_key))
     await bus.listen(subjects.vault("*"), vault.answer)
 
@@ -148,7 +152,7 @@ async def _for_ever() -> None:
 
 
 async def _say_key(bus: NatsBus, key: bytes) -> None:
-    await bus.publish(subjects.VAULT_KEY, codec.encode(VaultKey(key=key)), "", {})
+    await bus.publish(subjects.VAULT_KEY, codec.encode(VaultKey(key=key, places=True)), "", {})
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from skep.wire.access import (
     AddPerson,
     AskAccess,
     Audited,
+    BindPerson,
     Credentials,
     DisablePerson,
     EnablePerson,
@@ -98,6 +99,8 @@ AccessEvent = (
 DAY = seconds(24 * 3600.0)
 PEOPLE_MAX = 10_000
 """A university; each is some 500 bytes in every gateway."""
+RETIRED_MAX = 100_000
+"""Names of removed people: none is forgotten, so that none is given twice."""
 TOKENS_MAX = 200
 """Tokens of one person, with those that ended in the last 30 days."""
 TOKEN_LIFE_MAX = Duration(400 * DAY)
@@ -232,7 +235,7 @@ class AccessMachine:
         """Record what a request leads to, and return what is told of it."""
         assert not isinstance(wish, NoteAction), wish
         match wish:
-            case AddPerson() | DisablePerson() | EnablePerson() | RemovePerson():
+            case AddPerson() | BindPerson() | DisablePerson() | EnablePerson() | RemovePerson():
                 return self._of_person(actor, wish, now)
             case GrantRole() | RevokeRole():
                 return self._of_role(actor, wish, now)
@@ -284,7 +287,7 @@ class AccessMachine:
     def _of_person(
         self,
         actor: Actor,
-        wish: AddPerson | DisablePerson | EnablePerson | RemovePerson,
+        wish: AddPerson | BindPerson | DisablePerson | EnablePerson | RemovePerson,
         now: Instant,
     ) -> Told:
         if (forbidden := self._forbidden(actor, Action.MANAGE_PEOPLE)) is not None:
@@ -304,7 +307,12 @@ class AccessMachine:
                 if not disabled:
                     return Reason.REPEATED
                 self._record(PersonEnabled(person=wish.person, at=now))
+            case BindPerson():
+                return self._bind(wish)
             case RemovePerson():
+                if len(self.people.retired) >= RETIRED_MAX:
+                    text = f"{RETIRED_MAX} people were removed, the most there may be: disable it"
+                    return Refusal(Reason.TOO_MANY_PEOPLE, text)
                 self._drop_keys(wish.person, now, all_of_them=True)
                 self._record(PersonRemoved(person=wish.person, at=now))
         return None
@@ -313,19 +321,35 @@ class AccessMachine:
         known = self.people.people.get(wish.person)
         if known is not None and (known.full_name, known.oidc) == (wish.full_name, wish.oidc):
             return Reason.REPEATED
-        if (refused := self._no_new_person(wish.person)) is not None:
+        if (refused := self._no_new_person(wish.person, again=wish.again)) is not None:
             return refused
         self._record(
             PersonAdded(person=wish.person, at=now, full_name=wish.full_name, oidc=wish.oidc)
         )
         return None
 
-    def _no_new_person(self, name: str) -> Refusal | None:
+    def _bind(self, wish: BindPerson) -> Told:
+        """Take an operator's word for it that an account at the provider is a person's."""
+        known, account = self.people.people[wish.person], (wish.issuer, wish.subject)
+        if (known.issuer, known.subject) == account:
+            return Reason.REPEATED
+        if not known.oidc or known.issuer:
+            return refusals.of_another(known)
+        if (other := self.people.bound.get(account)) is not None:
+            text = f"this account at the provider is {other}, and not {wish.person}"
+            return Refusal(Reason.LOGIN_OF_ANOTHER, text)
+        self._record(PersonBound(person=wish.person, issuer=wish.issuer, subject=wish.subject))
+        return None
+
+    def _no_new_person(self, name: str, *, again: bool = False) -> Refusal | None:
         if (refused := of_name(name)) is not None:
             return refused
         other = self.people.folded.get(name.casefold())
         if other is not None:
             return Refusal(Reason.PERSON_EXISTS, f"there is a person {other} already")
+        retired = self.people.retired.get(name.casefold())
+        if retired is not None and not (again and retired == name):
+            return refusals.retired(name, retired)
         if len(self.people.people) >= PEOPLE_MAX:
             text = f"there are {PEOPLE_MAX} people, the most there may be: remove some"
             return Refusal(Reason.TOO_MANY_PEOPLE, text)
@@ -470,14 +494,17 @@ class AccessMachine:
             if not wish.add:
                 return refusals.no_person(wish.person)
             refused = self._no_new_person(wish.person)
+            if refused is None and not wish.proven:
+                refused = refusals.not_bound(wish)
             return refused or refusals.of_life(now, wish.expires_at, TOKEN_LIFE_MAX)
         if people.standing(wish.person).disabled:
             text = f"{wish.person} is disabled: ask an operator"
             return Refusal(Reason.PERSON_DISABLED, text)
         theirs = (wish.issuer, wish.subject)
         if not known.oidc or (known.issuer and (known.issuer, known.subject) != theirs):
-            kind = "another account at the provider" if known.oidc else "a local account"
-            return Refusal(Reason.LOGIN_OF_ANOTHER, f"{wish.person} is {kind}")
+            return refusals.of_another(known)
+        if not known.issuer and not wish.proven:
+            return refusals.not_bound(wish)
         return self._no_token(wish.person, wish.expires_at, now)
 
     # --- nodes and keys ------------------------------------------------------------------------

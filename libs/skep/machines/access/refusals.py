@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 
-from skep.access.people import JoinToken, People, TokenOf
+from skep.access.people import JoinToken, People, Person, TokenOf
 from skep.ids import is_token
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.access import (
     Actor,
     JoinNode,
+    LogIn,
     MakeJoinToken,
     MakeToken,
     NoteAction,
@@ -38,11 +41,6 @@ RESERVED = frozenset(
         "runner",
         "server",
         "servers",
-        "root",
-        # tidy: allow word because it is an account of Unix
-        "nobody",
-        "daemon",
-        "skep",
         "system",
         "all",
         "any",
@@ -50,8 +48,20 @@ RESERVED = frozenset(
         "me",
     }
 )
-"""No person has the name of an identity of the bus, of a Unix account that may more than others,
-or of a word that commands take."""
+"""No person has the name of an identity of the bus, or of a word that commands take."""
+# tidy: allow word because an account of Unix is called so
+_SYSTEM_ACCOUNTS = """
+nobody nogroup nfsnobody messagebus dbus polkitd rpc rpcuser chrony ntp postfix tss www-data apache
+root daemon bin sys sync games man lp mail news uucp proxy backup list irc gnats adm halt shutdown
+operator ftp sshd sudo wheel docker podman lxd incus libvirt libvirt-qemu kvm qemu disk shadow
+nginx mysql postgres redis mongodb munge slurm slurmdbd nslcd sssd ceph zookeeper kafka hdfs yarn
+mapred nats prometheus grafana puppet ansible admin administrator vagrant ubuntu debian centos
+fedora rocky almalinux ec2-user azureuser skep skep-agent skep-launcher
+"""
+SYSTEM_ACCOUNTS = frozenset(_SYSTEM_ACCOUNTS.split())
+"""No person has the name of an account that systems make by themselves: on nodes that run jobs as
+the account of the owner's name, its jobs would be that account."""
+SYSTEM_BEGINNINGS = ("systemd-", "_")
 RESERVED_BEGINNINGS = ("vc-", "node-", "server-", "gateway-")
 
 REFUSALS_BURST = 20
@@ -114,7 +124,9 @@ def is_of_file(name: str) -> bool:
 def of_name(name: str) -> Refusal | None:
     """Return why no person may be called so."""
     folded = name.casefold()
-    if is_token(name) and folded not in RESERVED and not folded.startswith(RESERVED_BEGINNINGS):
+    reserved = folded in RESERVED or folded in SYSTEM_ACCOUNTS
+    begins = folded.startswith((*RESERVED_BEGINNINGS, *SYSTEM_BEGINNINGS))
+    if is_token(name) and not reserved and not begins:
         return None
     text = f"{name} is a name of Skep's own or of the system: choose another one"
     return Refusal(Reason.NAME_RESERVED, text)
@@ -133,6 +145,30 @@ def no_person(name: str) -> Refusal:
     return Refusal(
         Reason.UNKNOWN_PERSON, f"there is no person {name}: an operator adds one by `skep user add`"
     )
+
+
+def retired(name: str, before: str) -> Refusal:
+    """Return the refusal for the name of a person that was removed."""
+    text = f"{before} was removed, and its jobs and secrets stay with the name: choose another one"
+    if name == before:
+        text += f", or, if it is the same person, `skep user add {name} --again`"
+    return Refusal(Reason.NAME_RETIRED, text)
+
+
+def of_another(person: Person) -> Refusal:
+    """Return the refusal for an account at the provider that is not this person's."""
+    kind = "another account at the provider" if person.oidc else "a local account"
+    return Refusal(Reason.LOGIN_OF_ANOTHER, f"{person.person} is {kind}")
+
+
+def not_bound(wish: LogIn) -> Refusal:
+    """Return the refusal for an account at the provider that is not known to be a person's."""
+    subject = shlex.quote("".join(one for one in wish.subject if one.isprintable()))
+    text = (
+        f"no operator has said that this account at the provider is {wish.person}: "
+        f"`skep user add {wish.person} --oidc`, then `skep user bind {wish.person} {subject}`"
+    )
+    return Refusal(Reason.LOGIN_NOT_BOUND, text)
 
 
 def taken(token: str) -> Refusal:

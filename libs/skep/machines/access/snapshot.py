@@ -56,7 +56,13 @@ class RevokedKept(msgspec.Struct, frozen=True, tag="revoked-kept"):
     keys: dict[str, Instant]
 
 
-Kept = AccessKept | PeopleKept | TokensKept | JoinTokensKept | KeysKept | RevokedKept
+class RetiredKept(msgspec.Struct, frozen=True, tag="retired-kept"):
+    """Names of removed people."""
+
+    names: tuple[str, ...]
+
+
+Kept = AccessKept | PeopleKept | TokensKept | JoinTokensKept | KeysKept | RevokedKept | RetiredKept
 
 
 def snapshot(people: People) -> list[Kept]:
@@ -65,6 +71,7 @@ def snapshot(people: People) -> list[Kept]:
         AccessKept(epoch=people.epoch, vcs=tuple(people.vcs), logins=dict(people.logins))
     ]
     every = ((person, people.standing(name)) for name, person in people.people.items())
+    kept += [RetiredKept(piece) for piece in _pieces(people.retired.values(), PIECE)]
     kept += [PeopleKept(piece) for piece in _pieces(every, PIECE)]
     kept += [TokensKept(piece) for piece in _pieces(people.tokens.values(), PIECE)]
     kept += [JoinTokensKept(piece) for piece in _pieces(people.join_tokens.values(), PIECE)]
@@ -91,6 +98,8 @@ def restore(people: People, kept: Kept) -> None:
         case KeysKept():
             for key in kept.keys:
                 people.put_key(key)
+        case RetiredKept():
+            people.retired.update((name.casefold(), name) for name in kept.names)
         case RevokedKept():
             people.revoked.update(kept.keys)
 
