@@ -220,6 +220,7 @@ def test_limits_of_version_2_are_written(tmp_path: Path) -> None:
         "devices": False,
         "tmp": False,
         "processes": False,
+        "pid-namespace": False,
     }
     one.bound(0x2A, 2, [])
     written = {p.name: p.read_text() for p in (root / "jobs" / "2a").iterdir()}

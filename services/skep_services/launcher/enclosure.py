@@ -25,12 +25,15 @@ from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
 from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
+from skep_services.launcher.namespaces import INIT, Init, Namespaces
 from skep_services.launcher.policy import FEATURES, Policy
 
 ENTRIES_PER_LOOK = 2000
 """Files whose size is asked for between two looks at the other runs: some milliseconds."""
 
 REMOVE = "/bin/rm"
+OWN_PROCESSES = View("", False, (), True)
+NO_NAMESPACE = FEATURES[policy.PID_NAMESPACE]
 
 
 class Apart(Enclosure):
@@ -44,6 +47,7 @@ class Apart(Enclosure):
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
         self._spare: Spare | None = None
+        self._namespaces = Namespaces()
         self._over: list[tuple[int, str]] = []
         self._counting: tuple[str, Iterator[tuple[int, int]]] | None = None
         self._counted: list[str] = []
@@ -63,12 +67,18 @@ class Apart(Enclosure):
         for feature, wanted, view in (
             (policy.TMP, self._policy.private_tmp, View("", False, (place,))),
             (policy.PROCESSES, self._policy.hide_processes, View("", True, ())),
+            (policy.PID_NAMESPACE, self._policy.pid_namespace != policy.OFF, OWN_PROCESSES),
         ):
             trouble = can(view) if wanted else "the policy does not want it"
             if trouble:
                 lacks[feature] = f"{FEATURES[feature]}: {trouble}"
             else:
                 lacks.pop(feature, None)
+        if not os.access(INIT[0], os.X_OK):
+            lacks.setdefault(policy.PID_NAMESPACE, f"{NO_NAMESPACE}: there is no {INIT[0]}")
+        if not self._groups.lists:
+            # What outlives a run's main process is its init's child then, and not the launcher's.
+            lacks.setdefault(policy.PID_NAMESPACE, f"{NO_NAMESPACE}: no control group lists a run")
         return lacks
 
     def missing(self) -> dict[str, str]:
@@ -78,6 +88,15 @@ class Apart(Enclosure):
     # --- before ---------------------------------------------------------------------------------
 
     def admit(self, plan: Mapping[str, Any]) -> Mapping[str, Any] | NotStarted:
+        about = self._judged(plan)
+        if isinstance(about, NotStarted) or policy.PID_NAMESPACE in self.lacks:
+            return about
+        try:
+            return {**about, "init": self._namespaces.of(plan["job"], self.helpers)}
+        except OSError as error:
+            return not_written("a PID namespace", error)._replace(of_node=True)
+
+    def _judged(self, plan: Mapping[str, Any]) -> Mapping[str, Any] | NotStarted:
         try:
             plans.check(plan, self._policy.device_nodes)
             for feature, why in self.missing().items():
@@ -107,13 +126,24 @@ class Apart(Enclosure):
             raise
 
     def adopted(self, known: Known) -> None:
-        self._runs.setdefault(known.about.get("job", ""), {})[known.token] = True
+        job = known.about.get("job", "")
+        self._runs.setdefault(job, {})[known.token] = True
+        if "init" in known.about:
+            self._namespaces.adopt(job, Init(*known.about["init"]), self.helpers)
+
+    def leaves_to_init(self, known: Known) -> bool:
+        return "init" in known.about
 
     def new_mark(self) -> int:
         return self._spare.mark if self._spare is not None else proc.random_mark()
 
     def prepare(self) -> None:
-        """Make the copy that the next run will be, unless it waits already."""
+        """Make the copy that the next run will be, and the next namespace, unless they wait."""
+        if policy.PID_NAMESPACE not in self.lacks:
+            try:
+                self._namespaces.prepare(self.helpers)
+            except OSError as error:
+                said(f"no PID namespace waits for the next job: {error.strerror}")
         if self._spare is not None and self._spare.pid in self.helpers:
             return
         if self._spare is not None:
@@ -131,6 +161,7 @@ class Apart(Enclosure):
     def close(self) -> None:
         """Let what waits for the next run end, and take everything away that runs had."""
         self.clear()
+        self._namespaces.close()
         if self._spare is not None:
             self._spare.close()
             if self.helpers.pop(self._spare.pid, False):
@@ -156,7 +187,10 @@ class Apart(Enclosure):
         assert account.uid == known.about["uid"], "admit comes first"
         self.clear(plan["job"])
         self.adopted(known)
+        namespace = -1
         try:
+            if "init" in known.about:
+                namespace = self._namespaces.open(Init(*known.about["init"]))
             view = self._view(plan, account)
             ours = self._checkpoints(plan, account)
             nodes = [plans.number_of(node) for node in (*plan["device_nodes"], *self._common(plan))]
@@ -171,6 +205,8 @@ class Apart(Enclosure):
             said(f"refused: {plan['token']}: {text}")
             return NotStarted(text)
         except OSError as error:
+            if namespace >= 0:
+                os.close(namespace)
             return not_written(str(error.filename or self._folders.root), error)
         outcome = execute(
             Request(
@@ -184,9 +220,12 @@ class Apart(Enclosure):
                 null=stdin,
                 output=output,
                 makes_checkpoints=bool(plan["checkpoints"]) and not ours,
+                namespace=namespace,
             ),
             self._taken(known.mark),
         )
+        if namespace >= 0:
+            os.close(namespace)
         if isinstance(outcome, NotStarted):
             said(f"not started: {plan['token']}: {outcome.detail}")
         return outcome
@@ -197,7 +236,7 @@ class Apart(Enclosure):
         The engine makes it, and the agent asks the engine: so this keeps persons apart, and not
         the agent from root.
         """
-        about = self.admit(plan)
+        about = self._judged(plan)
         if isinstance(about, NotStarted):
             return refusal(about)
         account = self._admitted
@@ -248,7 +287,8 @@ class Apart(Enclosure):
             scratch = self._folders.provide_scratch(plan["job"], account)
             self._provide_memory(os.path.join(scratch, "shm"), account)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()
-        return View(scratch, policy.PROCESSES not in self.lacks, hidden)
+        hides, owns = (each not in self.lacks for each in (policy.PROCESSES, policy.PID_NAMESPACE))
+        return View(scratch, hides, hidden, owns)
 
     def _provide_memory(self, place: str, account: Account) -> None:
         if os.path.ismount(place):
@@ -350,6 +390,8 @@ class Apart(Enclosure):
         for mark, whose in over:
             self._groups.remove(mark)
             self.remove(folders.SCRATCH, whose)
+        if job is None:
+            self._namespaces.keep(self._runs)
 
     @property
     def is_clear(self) -> bool:

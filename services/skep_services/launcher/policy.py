@@ -28,7 +28,7 @@ DYNAMIC_FIRST, DYNAMIC_COUNT = 200_000, 10_000
 
 PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
-MEMORY, PIDS, CPU, IO, DEVICES, TMP, PROCESSES = (
+MEMORY, PIDS, CPU, IO, DEVICES, TMP, PROCESSES, PID_NAMESPACE = (
     "memory",
     "pids",
     "cpu",
@@ -36,6 +36,7 @@ MEMORY, PIDS, CPU, IO, DEVICES, TMP, PROCESSES = (
     "devices",
     "tmp",
     "processes",
+    "pid-namespace",
 )
 FEATURES = {
     MEMORY: "no control group bounds the memory of a job",
@@ -45,9 +46,14 @@ FEATURES = {
     DEVICES: "no control group bounds which devices a job opens",
     TMP: "no mount namespace gives a job its own /tmp and /dev/shm",
     PROCESSES: "no /proc of its own hides the processes of others from a job",
+    PID_NAMESPACE: "no PID namespace hides a person's other jobs from a job",
 }
 """What keeps jobs apart besides their accounts, and what a node says that lacks it."""
 REQUIRED = (MEMORY, PIDS, DEVICES, TMP, PROCESSES)
+
+AUTO, REQUIRE, OFF = "auto", "require", "off"
+WISHES = (AUTO, REQUIRE, OFF)
+"""Where it can be had; nowhere else does a job start; not at all."""
 
 ROOTLIKE = (
     "root",
@@ -131,6 +137,7 @@ class Policy(NamedTuple):
     limits: Limits
     private_tmp: bool
     hide_processes: bool
+    pid_namespace: str
     hidden: tuple[str, ...]
     device_nodes: tuple[str, ...]
     device_common: tuple[str, ...]
@@ -213,6 +220,7 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
         limits=_limits(limits, memory),
         private_tmp=view.take("private_tmp", bool, True),
         hide_processes=view.take("hide_processes", bool, True),
+        pid_namespace=_one_of("view.pid_namespace", view.take("pid_namespace", str, AUTO), WISHES),
         hidden=tuple(_path("view.hidden", each) for each in view.texts("hidden", HIDDEN)),
         device_nodes=tuple(map(_pattern, devices.texts("nodes", GPU_NODES))),
         device_common=devices.texts("common", GPU_COMMON),
@@ -224,6 +232,8 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
     )
     for table in (top, accounts, dynamic, limits, view, devices):
         table.check_all_taken()
+    if made.pid_namespace == REQUIRE and PID_NAMESPACE not in made.require:
+        made = made._replace(require=(*made.require, PID_NAMESPACE))
     if made.dynamic_first + made.dynamic_count > UID_MAX:
         message = "accounts.dynamic goes beyond the largest uid"
         raise PolicyError(message)
