@@ -345,7 +345,8 @@ async def test_a_memory_hog_dies_alone(attack: Attack) -> None:
         while True: held.append(b"x" * (8 << 20))
     """)
     assert attack.end.code == -9
-    assert lines[-1].startswith("[skep] killed for memory: the job outgrew its 268435456 bytes")
+    assert lines[-1].startswith("[skep] memory-exceeded: the job outgrew its 268435456 bytes")
+    assert attack.end.exceeded.startswith("memory-exceeded: ")
 
 
 @pytest.mark.asyncio
@@ -358,7 +359,8 @@ async def test_shared_memory_and_scratch_are_bounded(attack: Attack) -> None:
             file.write(b"x" * (16 << 20))
         time.sleep(1000)
     """)
-    assert "scratch limit reached: /tmp holds more than 8388608 bytes" in lines[-1]
+    assert "scratch-exceeded: /tmp holds more than 8388608 bytes" in lines[-1]
+    assert attack.end.exceeded == "scratch-exceeded: /tmp holds more than 8388608 bytes"
     assert (attack.end.code, attack.end.asked) == (-15, False), "it is the job's own fault"
     scratch = attack.launcher.jobs / "scratch"
     await until(lambda: [each.name for each in scratch.iterdir()] == ["ada-job"])

@@ -39,6 +39,7 @@ def test_an_empty_policy_is_a_careful_one() -> None:
     )
     assert (chosen.limits.pids, chosen.limits.core, chosen.umask) == (4096, 0, 0o077)
     assert chosen.jobs == "/var/lib/skep-launcher/jobs"
+    assert made(view={"pid_namespace": "require"}).require[-1] == policy.PID_NAMESPACE
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,8 @@ def test_an_empty_policy_is_a_careful_one() -> None:
         ({"accounts": {"dynamic": {"first": 2**31 - 1, "count": 9}}}, "beyond the largest uid"),
         ({"devices": {"nodes": ["/dev/nvidia["]}}, "devices.nodes has '/dev/nvidia['"),
         ({"devices": {"nodes": [".*"]}}, "it must begin with /dev/"),
+        ({"view": {"pid_namespace": "yes"}}, "view.pid_namespace is 'yes': it must be one of auto"),
+        ({"view": {"tmp_in": "memory"}}, "view.tmp_in is 'memory': say how much in limits.scratch"),
         ({"require": ["quota"]}, "require is 'quota': it must be one of memory, pids"),
         ({"folder": "/var/../etc"}, "folder is '/var/../etc': it must be a full path"),
         ({"folder": "/tmp/x"}, "jobs have a /tmp of their own"),

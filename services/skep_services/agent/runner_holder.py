@@ -338,6 +338,7 @@ class Holder:
             return
         if run.log is not None:
             run.log.say(why)
+        run.known.exceeded = why
         run.kill_at = at + LEFTOVER_GRACE_SECONDS
         _terminate(self._members(run))
         self._look(run, at)
@@ -635,6 +636,7 @@ def _ended(known: Known) -> dict[str, Any]:
         "left": known.left,
         "asked": known.asked,
         "at": known.ended_at,
+        **({"exceeded": known.exceeded} if known.exceeded else {}),
     }
 
 

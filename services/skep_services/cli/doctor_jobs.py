@@ -49,6 +49,7 @@ def launcher_checks(place: str, config: str) -> Iterator[Check]:
         return
     yield Check("launcher", OK, f"pid {said['pid']}, {said['live']} runs, accounts: {said['mode']}")
     yield from isolation_of(said["lacks"], said["requires"], config)
+    yield Check("jobs apart: disk", OK, said["scratch"])
 
 
 def isolation_of(lacks: dict[str, str], requires: list[str], config: str) -> Iterator[Check]:

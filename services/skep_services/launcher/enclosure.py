@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep_services.agent import proc
@@ -27,9 +27,7 @@ from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
 from skep_services.launcher.namespaces import INIT, Init, Namespaces
 from skep_services.launcher.policy import FEATURES, Policy
-
-ENTRIES_PER_LOOK = 2000
-"""Files whose size is asked for between two looks at the other runs: some milliseconds."""
+from skep_services.launcher.scratch import Scratch
 
 REMOVE = "/bin/rm"
 OWN_PROCESSES = View("", False, (), True)
@@ -49,14 +47,18 @@ class Apart(Enclosure):
         self._spare: Spare | None = None
         self._namespaces = Namespaces()
         self._over: list[tuple[int, str]] = []
-        self._counting: tuple[str, Iterator[tuple[int, int]]] | None = None
-        self._counted: list[str] = []
+        self._scratch = Scratch(chosen, shared.root)
         self.lacks = self._lacking()
 
     def about(self) -> dict[str, Any]:
         """Return what an agent and an administrator have to know."""
         requires = list(self._policy.require)
-        return {"folder": self._folders.root, "lacks": self.lacks, "requires": requires}
+        return {
+            "folder": self._folders.root,
+            "lacks": self.lacks,
+            "requires": requires,
+            "scratch": self._scratch.about(),
+        }
 
     def _lacking(self) -> dict[str, str]:
         """Return what is not to be had on this machine, by feature, and why."""
@@ -285,18 +287,20 @@ class Apart(Enclosure):
         scratch = ""
         if self._has_scratch:
             scratch = self._folders.provide_scratch(plan["job"], account)
-            self._provide_memory(os.path.join(scratch, "shm"), account)
+            limits = self._policy.limits
+            self._provide_memory(os.path.join(scratch, "shm"), account, limits.shared_memory, 0)
+            if self._policy.tmp_in == policy.RAM:
+                place = os.path.join(scratch, "tmp")
+                self._provide_memory(place, account, limits.scratch, limits.scratch_files)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()
         hides, owns = (each not in self.lacks for each in (policy.PROCESSES, policy.PID_NAMESPACE))
         return View(scratch, hides, hidden, owns)
 
-    def _provide_memory(self, place: str, account: Account) -> None:
+    def _provide_memory(self, place: str, account: Account, size: int, files: int) -> None:
         if os.path.ismount(place):
             return
-        size = self._policy.limits.shared_memory
-        options = f"mode=0700,uid={account.uid},gid={account.gid}" + (
-            f",size={size}" if size else ""
-        )
+        options = f"mode=0700,uid={account.uid},gid={account.gid}"
+        options += (f",size={size}" if size else "") + (f",nr_inodes={files}" if files else "")
         kernel.mount("none", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _checkpoints(self, plan: Mapping[str, Any], account: Account) -> bool:
@@ -339,32 +343,8 @@ class Apart(Enclosure):
         return self._groups.path(known.mark)
 
     def overdrawn(self) -> Sequence[tuple[str, str]]:
-        limits = self._policy.limits
-        if not (limits.scratch or limits.scratch_files):
-            return ()
-        if self._counting is None:
-            if not self._counted:
-                self._counted = sorted(self._runs)
-            if not self._counted:
-                return ()
-            job = self._counted.pop()
-            place = os.path.join(self._folders.root, folders.SCRATCH, job, "tmp")
-            self._counting = job, folders.usage(place)
-        job, found = self._counting
-        for _ in range(ENTRIES_PER_LOOK):
-            size, count = next(found, (-1, -1))
-            if size < 0:
-                self._counting = None
-                return ()
-            if limits.scratch and size > limits.scratch:
-                why = f"scratch limit reached: /tmp holds more than {limits.scratch} bytes"
-            elif limits.scratch_files and count > limits.scratch_files:
-                why = f"scratch limit reached: /tmp holds more than {limits.scratch_files} files"
-            else:
-                continue
-            self._counting = None
-            return [(token, why) for token in self._runs.get(job, ())]
-        return ()
+        found = self._scratch.overdrawn(self._runs)
+        return [(token, found[1]) for token in self._runs.get(found[0], ())] if found else ()
 
     # --- after ----------------------------------------------------------------------------------
 
@@ -399,14 +379,15 @@ class Apart(Enclosure):
         return not self._over
 
     def _tell_of_memory(self, known: Known) -> None:
+        known.exceeded = (
+            f"{Reason.MEMORY_EXCEEDED}: the job outgrew its {self._policy.limits.memory} bytes on "
+            "this node ([limits] of the launcher's policy)"
+        )
         try:
             log = self.open_log(known.log, known.log_bytes_max, known.about)
+            log.say(known.exceeded)
         except OSError:
-            return
-        log.say(
-            f"killed for memory: the job outgrew its {self._policy.limits.memory} bytes on this "
-            "node ([limits] of the launcher's policy)"
-        )
+            return  # The end tells it too.
         log.close()
 
     def lives(self, job: str) -> bool:
@@ -420,12 +401,13 @@ class Apart(Enclosure):
         place = os.path.join(self._folders.root, kind, job)
         if not os.path.lexists(place):
             return
-        memory = os.path.join(place, "shm")
-        if kind == folders.SCRATCH and os.path.ismount(memory):
-            try:
-                kernel.unmount(memory)
-            except OSError as error:
-                said(f"{memory} cannot be unmounted: {error.strerror}")
+        for name in ("tmp", "shm") if kind == folders.SCRATCH else ():
+            memory = os.path.join(place, name)
+            if os.path.ismount(memory):
+                try:
+                    kernel.unmount(memory)
+                except OSError as error:
+                    said(f"{memory} cannot be unmounted: {error.strerror}")
         # A later run of the job begins with another folder, however long this takes.
         aside = os.path.join(self._folders.root, kind, f".{job}.{os.urandom(4).hex()}")
         os.rename(place, aside)
