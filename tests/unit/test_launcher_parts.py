@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skep_services.adapters.docker_account import Confined, confined, host_config
+from skep_services.adapters.docker_account import Confined, confined, host_config, with_files
 from skep_services.cli.checks import FAIL, OK, WARN
 from skep_services.cli.doctor_jobs import check_proc, isolation_of, launcher_checks
 from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
@@ -322,6 +322,7 @@ def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
         "pids": 64,
         "memory": GIB,
         "shared_memory": 2 * GIB,
+        "files": {"KEY": "/dev/shm/x/j1/KEY"},
     }
     given = confined(said, plan(meets=meets))
     assert given == Confined(
@@ -333,7 +334,11 @@ def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
         pids=64,
         memory=GIB,
         shared_memory=2 * GIB,
+        files={"KEY": "/dev/shm/x/j1/KEY"},
     )
+    seen = with_files(plan(files={"KEY": b"secret"}), given)
+    assert (seen.workdir, seen.env) == ("/people/ada", {"KEY": "/dev/shm/x/j1/KEY"})
+    assert (seen.folders_to_read, seen.files) == (("/dev/shm/x/j1",), {})
     made_of = host_config(given, dict)
     assert made_of["cap_drop"] == ["ALL"]
     assert made_of["network_mode"] == given.network

@@ -28,6 +28,7 @@ from skep_services.launcher.groups import Groups
 from skep_services.launcher.namespaces import INIT, Init, Namespaces
 from skep_services.launcher.policy import FEATURES, Policy
 from skep_services.launcher.scratch import Scratch
+from skep_services.launcher.secret_files import SecretFiles
 
 REMOVE = "/bin/rm"
 OWN_PROCESSES = View("", False, (), True)
@@ -48,6 +49,7 @@ class Apart(Enclosure):
         self._namespaces = Namespaces()
         self._over: list[tuple[int, str]] = []
         self._scratch = Scratch(chosen, shared.root)
+        self._secrets = SecretFiles(shared.root)
         self.lacks = self._lacking()
 
     def about(self) -> dict[str, Any]:
@@ -91,7 +93,12 @@ class Apart(Enclosure):
 
     def admit(self, plan: Mapping[str, Any]) -> Mapping[str, Any] | NotStarted:
         about = self._judged(plan)
-        if isinstance(about, NotStarted) or policy.PID_NAMESPACE in self.lacks:
+        if isinstance(about, NotStarted):
+            return about
+        if plan.get("files") and not self._has_scratch:
+            text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
+            return NotStarted(f"{Reason.CANNOT_ISOLATE}: {text}", of_node=True)
+        if policy.PID_NAMESPACE in self.lacks:
             return about
         try:
             return {**about, "init": self._namespaces.of(plan["job"], self.helpers)}
@@ -106,9 +113,6 @@ class Apart(Enclosure):
                     f"this node cannot keep jobs apart: {why} ({feature}); mend it, or take it out "
                     "of `require` in the launcher's policy"
                 )
-                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
-            if plan.get("files") and not self._has_scratch:
-                text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
                 raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
         except Refusal as refusal:
@@ -263,13 +267,27 @@ class Apart(Enclosure):
                     "([view] workdirs of the launcher's policy)"
                 )
                 return refusal(NotStarted(text))
+        try:
+            files = self._secrets.make(plan["token"], account, plan.get("files", {}))
+        except OSError as error:
+            return refusal(not_written(str(error.filename or self._secrets.folder), error))
         return {
+            "files": files,
             "account": [account.uid, account.gid, list(account.groups)],
             "workdir": workdir,
             "pids": limits.pids,
             "memory": limits.memory,
             "shared_memory": limits.shared_memory,
         }
+
+    def remove_files(self, token: str) -> None:
+        """Remove the files of secrets of a container."""
+        if folders.NAME.fullmatch(token):
+            self._secrets.forget(token)
+
+    def keep_files(self, tokens: Sequence[str]) -> None:
+        """Remove the files of secrets of all containers but those of these runs."""
+        self._secrets.keep_only(tokens)
 
     @property
     def _allowed(self) -> tuple[str, ...]:
