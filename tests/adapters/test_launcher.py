@@ -132,6 +132,26 @@ async def test_a_folder_and_a_script_are_opened_with_the_jobs_rights(node: Launc
 
 
 @pytest.mark.asyncio
+async def test_what_is_behind_the_jobs_own_tmp_is_named(node: LauncherNode, tmp_path: Path) -> None:
+    """A job would fail strangely: its environment, folder or script is there, but not for it."""
+    runtime = await node.open()
+    hides = f"; a job has a /tmp of its own and does not see {tmp_path}"
+    for argv, fields, why in (
+        ([f"{tmp_path}/bin/python"], {}, f"executable {tmp_path}/bin/python does not exist"),
+        (["true"], {"workdir": tmp_path}, f"workdir {tmp_path} does not exist on this node"),
+    ):
+        answer = await runtime.start(node.plan("a", *argv, **fields))
+        assert isinstance(answer, RunNotStarted)
+        assert answer.detail.startswith(why)
+        assert hides in answer.detail
+    plan = node.shell("a", "true")
+    plan = msgspec.structs.replace(plan, env={**plan.env, "PYTHONPATH": f"/opt:{tmp_path}/lib"})
+    await started(runtime, plan)
+    await node.end_of("a")
+    assert node.log("a").startswith(f"[skep] PYTHONPATH{hides}/lib: put it elsewhere")
+
+
+@pytest.mark.asyncio
 async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherNode) -> None:
     runtime = await node.open()
     wait = "echo one >/tmp/x; echo ready; until [ -e /tmp/y ]; do sleep 0.01; done"

@@ -12,7 +12,12 @@ import pytest
 
 from skep_services.adapters.docker_account import Confined, confined, host_config, with_files
 from skep_services.cli.checks import FAIL, OK, WARN
-from skep_services.cli.doctor_jobs import check_proc, isolation_of, launcher_checks
+from skep_services.cli.doctor_jobs import (
+    check_environment,
+    check_proc,
+    isolation_of,
+    launcher_checks,
+)
 from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
 from skep_services.launcher.accounts import Accounts, Refusal
 from skep_services.launcher.policy import Policy, PolicyError
@@ -290,6 +295,12 @@ def test_doctor_says_what_is_missing() -> None:
     assert "take memory out of `require` in /etc/x" in found["jobs apart: memory"].todo
     assert found["jobs apart: tmp"].level == WARN
     assert found["jobs apart: pids"].level == OK
+
+
+def test_doctor_looks_where_the_environment_is() -> None:
+    assert check_environment("/opt/skep").level == OK
+    found = check_environment("/tmp/venv")
+    assert (found.level, found.text[:30]) == (FAIL, "/tmp/venv is not seen by jobs,")
 
 
 def test_doctor_without_a_launcher(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from skep_services.agent.runner_launch import (
 )
 from skep_services.launcher import kernel
 from skep_services.launcher.accounts import Account
-from skep_services.launcher.policy import Limits
+from skep_services.launcher.policy import REPLACED, Limits
 
 EXECUTE_SECONDS_MAX = 10.0
 """How long a process may take from its fork to its program: milliseconds, but for a workdir on a
@@ -51,6 +51,8 @@ PIDS_SPARE = 64
 OOM_SCORE = "200"
 OWN_MEMORY = "/dev/shm"  # noqa: S108 - of the job's own
 OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
+SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Variables whose folders programs look into without saying what is missing."""
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -374,8 +376,31 @@ def _enter(request: Request) -> tuple[str, bool] | None:
         os.chdir(workdir)
         trouble = script_trouble(plan["script"], workdir)
     if trouble is not None:
-        return trouble.replace("by this user", f"by {account.name}"), False
+        trouble = trouble.replace("by this user", f"by {account.name}")
+        return trouble + _unseen(request, plan["workdir"], plan["script"]), False
     return None
+
+
+def _unseen(request: Request, *paths: str) -> str:
+    """Return in words that one of these paths is behind the job's own /tmp; empty: none is."""
+    if not request.view.scratch:
+        return ""
+    for path in paths:
+        really = os.path.realpath(path) if os.path.isabs(path) else ""
+        if really.startswith(REPLACED) and not os.path.exists(really):
+            return (
+                f"; a job has a {really[: really.index('/', 1)]} of its own and does not see "
+                f"{really}: put it elsewhere, below /home for one"
+            )
+    return ""
+
+
+def _warn(request: Request, env: Mapping[str, str]) -> None:
+    """Say in the job's log which folders of its variables it does not see."""
+    for name in SEARCHED:
+        unseen = _unseen(request, *env.get(name, "").split(":"))
+        if unseen:
+            os.write(request.output, f"[skep] {name}{unseen}\n".encode())
 
 
 def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:
@@ -408,6 +433,7 @@ def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
 def _run(request: Request, writer: int) -> None:
     plan, account = request.plan, request.account
     argv, env = plan["argv"], {**variables(plan, account), **_make_files(plan)}
+    _warn(request, env)
     os.dup2(request.null, 0)
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
@@ -419,7 +445,7 @@ def _run(request: Request, writer: int) -> None:
         _replace(argv, env)
     except OSError as error:
         number = error.errno or errno.EINVAL
-        text = explain(error, argv[0], env, os.getcwd())
+        text = explain(error, argv[0], env, os.getcwd()) + _unseen(request, argv[0])
         _say(writer, text, number in NODE_ERRNOS)
     except ValueError as error:
         text = f"the command, its environment or workdir cannot be passed to exec: {error}"
