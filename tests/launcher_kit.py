@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.agent import proc
 from skep_services.launcher import launcher_process, unit
 from skep_services.launcher.policy import DYNAMIC_FIRST
 from skep_services.ports import RunPlan
@@ -122,12 +124,27 @@ def clear(one: LauncherUnderTest) -> None:
             for pid in path.read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
+    for init in inits(one):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(init, signal.SIGKILL)
     for mount in Path("/proc/self/mounts").read_text().splitlines():
         place = mount.split()[1]
         if place.startswith(str(one.folder)):
             subprocess.run(["umount", "--lazy", place], check=False)
     shutil.rmtree(one.folder, ignore_errors=True)
     _remove_groups(one)
+
+
+def inits(one: LauncherUnderTest) -> set[int]:
+    """Return the first processes of the PID namespaces that jobs still have."""
+    found: set[int] = set()
+    record = one.state / "runner.jsonl"
+    for line in record.read_text().splitlines() if record.exists() else ():
+        pid, ticks = json.loads(line).get("about", {}).get("init", (0, 0))
+        process = proc.process(pid)
+        if process is not None and process.ticks == ticks:
+            found.add(pid)
+    return found
 
 
 def _group_name(one: LauncherUnderTest) -> str:

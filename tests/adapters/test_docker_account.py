@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -117,6 +118,34 @@ async def test_a_container_is_its_persons_and_confined(node: LauncherNode) -> No
         "others": [],
     }
     assert second == "Resource temporarily unavailable"
+
+
+def is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
+@pytest.mark.asyncio
+async def test_files_of_secrets_are_in_memory_and_for_the_account_alone(node: LauncherNode) -> None:
+    runtime = await node.open()
+    script = "import os; path = os.environ['KEY']; print(open(path).read(), path, os.stat(path))\n"
+    script += "try: open(path, 'w')\nexcept OSError as error: print(error.strerror)"
+    plan = msgspec.structs.replace(Node.python(node, "a", script), files={"KEY": b"of ada"})
+    await started(runtime, plan)
+    assert (await node.end_of("a")).code == 0, node.log("a")
+    first, second = node.log("a").splitlines()
+    value, ada, path, mode = first.split()[:4]
+    assert (value, ada, second) == ("of", "ada", "Read-only file system")
+    assert "33024" in mode, "for its owner to read, and for nobody else"
+    assert f"st_uid={DYNAMIC_FIRST}," in first
+    launched = LauncherRuntime(node.state, node.launcher.socket)
+    await launched.open(node.told)
+    try:
+        await launched.keep_files(["a"])
+        assert is_there(path)
+        await launched.remove_files("a")
+        assert not is_there(path)
+    finally:
+        await launched.close()
 
 
 @pytest.mark.asyncio

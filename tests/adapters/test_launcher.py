@@ -20,7 +20,7 @@ from skep_services.adapters.launcher_runtime import LauncherRuntime, find
 from skep_services.agent import runner
 from skep_services.ports import RunNotStarted
 from skep_services.service import ConfigurationError
-from tests.launcher_kit import LauncherNode, LauncherUnderTest, launcher
+from tests.launcher_kit import LauncherNode, LauncherUnderTest, inits, launcher
 from tests.node_runtimes import alive, started, until
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.adapters]
@@ -132,6 +132,26 @@ async def test_a_folder_and_a_script_are_opened_with_the_jobs_rights(node: Launc
 
 
 @pytest.mark.asyncio
+async def test_what_is_behind_the_jobs_own_tmp_is_named(node: LauncherNode, tmp_path: Path) -> None:
+    """A job would fail strangely: its environment, folder or script is there, but not for it."""
+    runtime = await node.open()
+    hides = f"; a job has a /tmp of its own and does not see {tmp_path}"
+    for argv, fields, why in (
+        ([f"{tmp_path}/bin/python"], {}, f"executable {tmp_path}/bin/python does not exist"),
+        (["true"], {"workdir": tmp_path}, f"workdir {tmp_path} does not exist on this node"),
+    ):
+        answer = await runtime.start(node.plan("a", *argv, **fields))
+        assert isinstance(answer, RunNotStarted)
+        assert answer.detail.startswith(why)
+        assert hides in answer.detail
+    plan = node.shell("a", "true")
+    plan = msgspec.structs.replace(plan, env={**plan.env, "PYTHONPATH": f"/opt:{tmp_path}/lib"})
+    await started(runtime, plan)
+    await node.end_of("a")
+    assert node.log("a").startswith(f"[skep] PYTHONPATH{hides}/lib: put it elsewhere")
+
+
+@pytest.mark.asyncio
 async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherNode) -> None:
     runtime = await node.open()
     wait = "echo one >/tmp/x; echo ready; until [ -e /tmp/y ]; do sleep 0.01; done"
@@ -177,7 +197,8 @@ async def test_an_upgrade_in_place_loses_no_exit_code(node: LauncherNode) -> Non
     await started(runtime, node.shell("a", f"until [ -e {go} ]; do sleep 0.01; done; exit 7"))
     cold = await started(runtime, node.shell("cold", "exit 8"))
     await node.end_of("cold")
-    frozen = await started(runtime, node.shell("frozen", "sleep 0.2; exit 9"))
+    ends = f"until [ -e {go} ]; do sleep 0.01; done; exit 9"
+    frozen = await started(runtime, node.shell("frozen", ends))
     assert await runtime.freeze("frozen") == ""
     before = await runtime.ping()
     node.launcher.policy = '[accounts]\nmode = "dynamic"\n[limits]\npids = 100\n'
@@ -215,6 +236,34 @@ async def test_runs_outlive_a_launcher_that_is_killed(node: LauncherNode) -> Non
     await node.end_of("a")
     assert not node.sleeps(1)
     assert not node.sleeps(2)
+
+
+@pytest.mark.asyncio
+async def test_ranks_of_a_job_share_a_pid_namespace_whatever_becomes_of_launchers(
+    node: LauncherNode,
+) -> None:
+    runtime = await node.open()
+    tells = "readlink /proc/self/ns/pid; exec sleep 1000"
+    pids = []
+    for rank, ends in enumerate((signal.SIGHUP, signal.SIGKILL, None)):
+        token = f"j1.1.{rank}"
+        plan = msgspec.structs.replace(node.shell(token, tells), job="j1")
+        pids.append((await started(runtime, plan)).pid)
+        await node.words(token)
+        if ends is signal.SIGHUP:
+            os.kill(await runtime.ping(), ends)
+        elif ends is signal.SIGKILL:
+            node.launcher.end(ends)
+            node.launcher.begin()
+    assert len({node.log(f"j1.1.{rank}") for rank in range(3)}) == 1
+    assert os.readlink("/proc/self/ns/pid") not in node.log("j1.1.0")
+    (init,) = inits(node.launcher)
+    for rank, pid in enumerate(pids):
+        assert alive(init), "it lives as long as a rank does"
+        await runtime.stop(f"j1.1.{rank}", 0.0)
+        await node.end_of(f"j1.1.{rank}")
+        assert not alive(pid)
+    await until(lambda: not alive(init))
 
 
 @pytest.mark.asyncio

@@ -90,7 +90,7 @@ class Attack:
         import msgspec
 
         self.count += 1
-        token = f"mallory-{self.count}"
+        token = f"{self.node.owner}-{self.count}"
         plan = self.plan(token, SAY + textwrap.dedent(script))
         await started(self.runtime, msgspec.structs.replace(plan, **fields))
         self.end: RunExited = await self.node.end_of(token)
@@ -214,10 +214,32 @@ async def test_processes_of_others(attack: Attack) -> None:
     seen = await attack.tries("""
         print(sum(name.isdecimal() and os.stat("/proc/" + name).st_uid != os.getuid()
                   for name in os.listdir("/proc")))
-        os.kill(-1, signal.SIGKILL)
+        attempt("a signal to all", os.kill, -1, signal.SIGKILL)
     """)
-    assert seen == ["0"], "no process of another account can be seen"
+    assert seen == ["0", "a signal to all: refused: No such process"]
     assert attack.end.code == 0, "a signal to all reaches nobody but its sender's own"
+
+
+@pytest.mark.asyncio
+async def test_another_job_of_the_same_account(attack: Attack) -> None:
+    """Accounts do not keep two jobs of a person apart: their PID namespaces do."""
+    attack.node.owner = "ada"
+    script = """
+        victim = {victim}
+        attempt("the environment of a person's other job", read, f"/proc/{{victim}}/environ")
+        attempt("a signal to a person's other job", os.kill, victim, signal.SIGKILL)
+        attempt("tracing a person's other job", system, "ptrace", 16, victim, 0, 0)
+        attempt("a signal to all", os.kill, -1, signal.SIGKILL)
+        attempt("the init of the namespace", read, "/proc/1/environ")
+        attempt("an end of the namespace", os.kill, 1, signal.SIGKILL)
+        attempt("the namespace of the machine", os.open, "/proc/1/ns/pid", os.O_RDONLY)
+    """
+    lines = await attack.refused(script.format(victim=attack.victim.pid))
+    assert len(lines) == 7
+    seen = await attack.tries("""
+        print(*(name for name in os.listdir("/proc") if name.isdecimal()), os.getpid())
+    """)
+    assert len(set(seen[0].split())) == 1, "a job sees itself only"
 
 
 @pytest.mark.asyncio
@@ -323,7 +345,8 @@ async def test_a_memory_hog_dies_alone(attack: Attack) -> None:
         while True: held.append(b"x" * (8 << 20))
     """)
     assert attack.end.code == -9
-    assert lines[-1].startswith("[skep] killed for memory: the job outgrew its 268435456 bytes")
+    assert lines[-1].startswith("[skep] memory-exceeded: the job outgrew its 268435456 bytes")
+    assert attack.end.exceeded.startswith("memory-exceeded: ")
 
 
 @pytest.mark.asyncio
@@ -336,7 +359,8 @@ async def test_shared_memory_and_scratch_are_bounded(attack: Attack) -> None:
             file.write(b"x" * (16 << 20))
         time.sleep(1000)
     """)
-    assert "scratch limit reached: /tmp holds more than 8388608 bytes" in lines[-1]
+    assert "scratch-exceeded: /tmp holds more than 8388608 bytes" in lines[-1]
+    assert attack.end.exceeded == "scratch-exceeded: /tmp holds more than 8388608 bytes"
     assert (attack.end.code, attack.end.asked) == (-15, False), "it is the job's own fault"
     scratch = attack.launcher.jobs / "scratch"
     await until(lambda: [each.name for each in scratch.iterdir()] == ["ada-job"])

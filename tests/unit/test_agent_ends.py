@@ -64,6 +64,12 @@ def stats(rank: int = 0, steps: int = 5, job: str = "j1", **fields: Any) -> Rank
         (RunExited("j1.1.0", 0, at(8)), Outcome.SUCCEEDED, "", 0),
         (RunExited("j1.1.0", 3, at(8)), Outcome.EXITED, "rank 0: exit status 3", 3),
         (RunExited("j1.1.0", -9, at(8)), Outcome.SIGNALLED, "rank 0: signal 9 (SIGKILL)", -9),
+        (
+            RunExited("j1.1.0", -15, at(8), exceeded="scratch-exceeded: /tmp is large"),
+            Outcome.SIGNALLED,
+            "rank 0: signal 15 (SIGTERM), scratch-exceeded: /tmp is large",
+            -15,
+        ),
         (RunExited("j1.1.0", -63, at(8)), Outcome.SIGNALLED, "rank 0: signal 63 (another)", -63),
         (
             RunExited("j1.1.0", None, at(8)),

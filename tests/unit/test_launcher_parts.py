@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from skep_services.adapters.docker_account import Confined, confined, host_config
+from skep_services.adapters.docker_account import Confined, confined, host_config, with_files
 from skep_services.cli.checks import FAIL, OK, WARN
-from skep_services.cli.doctor_jobs import check_proc, isolation_of, launcher_checks
+from skep_services.cli.doctor_jobs import (
+    check_environment,
+    check_proc,
+    isolation_of,
+    launcher_checks,
+)
 from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
 from skep_services.launcher.accounts import Accounts, Refusal
 from skep_services.launcher.policy import Policy, PolicyError
@@ -39,6 +44,7 @@ def test_an_empty_policy_is_a_careful_one() -> None:
     )
     assert (chosen.limits.pids, chosen.limits.core, chosen.umask) == (4096, 0, 0o077)
     assert chosen.jobs == "/var/lib/skep-launcher/jobs"
+    assert made(view={"pid_namespace": "require"}).require[-1] == policy.PID_NAMESPACE
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,8 @@ def test_an_empty_policy_is_a_careful_one() -> None:
         ({"accounts": {"dynamic": {"first": 2**31 - 1, "count": 9}}}, "beyond the largest uid"),
         ({"devices": {"nodes": ["/dev/nvidia["]}}, "devices.nodes has '/dev/nvidia['"),
         ({"devices": {"nodes": [".*"]}}, "it must begin with /dev/"),
+        ({"view": {"pid_namespace": "yes"}}, "view.pid_namespace is 'yes': it must be one of auto"),
+        ({"view": {"tmp_in": "memory"}}, "view.tmp_in is 'memory': say how much in limits.scratch"),
         ({"require": ["quota"]}, "require is 'quota': it must be one of memory, pids"),
         ({"folder": "/var/../etc"}, "folder is '/var/../etc': it must be a full path"),
         ({"folder": "/tmp/x"}, "jobs have a /tmp of their own"),
@@ -231,6 +239,7 @@ def test_limits_of_version_2_are_written(tmp_path: Path) -> None:
         "devices": False,
         "tmp": False,
         "processes": False,
+        "pid-namespace": False,
     }
     one.bound(0x2A, 2, [])
     written = {p.name: p.read_text() for p in (root / "jobs" / "2a").iterdir()}
@@ -299,6 +308,12 @@ def test_doctor_says_what_is_missing() -> None:
     assert found["jobs apart: pids"].level == OK
 
 
+def test_doctor_looks_where_the_environment_is() -> None:
+    assert check_environment("/opt/skep").level == OK
+    found = check_environment("/tmp/venv")
+    assert (found.level, found.text[:30]) == (FAIL, "/tmp/venv is not seen by jobs,")
+
+
 def test_doctor_without_a_launcher(tmp_path: Path) -> None:
     (one,) = launcher_checks(str(tmp_path / "none"), "/etc/x")
     assert one.level == FAIL
@@ -329,6 +344,7 @@ def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
         "pids": 64,
         "memory": GIB,
         "shared_memory": 2 * GIB,
+        "files": {"KEY": "/dev/shm/x/j1/KEY"},
     }
     given = confined(said, plan(meets=meets))
     assert given == Confined(
@@ -340,7 +356,11 @@ def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
         pids=64,
         memory=GIB,
         shared_memory=2 * GIB,
+        files={"KEY": "/dev/shm/x/j1/KEY"},
     )
+    seen = with_files(plan(files={"KEY": b"secret"}), given)
+    assert (seen.workdir, seen.env) == ("/people/ada", {"KEY": "/dev/shm/x/j1/KEY"})
+    assert (seen.folders_to_read, seen.files) == (("/dev/shm/x/j1",), {})
     made_of = host_config(given, dict)
     assert made_of["cap_drop"] == ["ALL"]
     assert made_of["network_mode"] == given.network

@@ -29,6 +29,7 @@ def test_everything_comes_back(path: str) -> None:
     first = record.began("a", 7, "/logs/a", 10)
     record.started(first, 17, 18, 19)
     first.asked = True
+    first.exceeded = "scratch-exceeded: it is large"
     record.exited(first, -9, 2, 20, ["5: sleep"])
     record.started(second := record.began("b", 7, "/logs/b", 11), 27, 28, 29)
     record.frozen(second, "/group")
@@ -40,11 +41,12 @@ def test_everything_comes_back(path: str) -> None:
     record.exited(record.began("e", 7, "/logs/e", 14), None, 0, 30)
     record.began("f", 7, "/logs/f", 15)
     record.forgot("f")
+    over = first.exceeded
     expected = [
-        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", ["5: sleep"], {}),
-        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", [], {}),
-        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0, False, "/other", [], {"uid": 5000}),
-        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", [], {}),
+        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", ["5: sleep"], over, {}),
+        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", [], "", {}),
+        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0, False, "/other", [], "", {"uid": 5000}),
+        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", [], "", {}),
     ]
     assert facts(record) == expected
     record.close()
@@ -75,6 +77,7 @@ def test_pids_of_another_boot_mean_nothing(path: str) -> None:
         False,
         "",
         [],
+        "",
         {},
     )
     assert facts(record) == [expected]

@@ -82,7 +82,8 @@ class RunExited(msgspec.Struct, frozen=True):
     `code` is the exit status, or minus the signal's number, or None where its end was not seen.
     `leftovers` counts descendants that outlived the process and were killed; those of a container
     die with it, uncounted. `asked`: it had been told to end before it did, so `code` says nothing
-    about its work. `left` names the first leftovers: pid and command line.
+    about its work. `left` names the first leftovers: pid and command line. `exceeded` is the bound
+    that ended it: a code, and what it means in words.
     """
 
     token: str
@@ -91,6 +92,7 @@ class RunExited(msgspec.Struct, frozen=True):
     leftovers: int = 0
     asked: bool = False
     left: tuple[str, ...] = ()
+    exceeded: str = ""
 
 
 RunEvent = RunStarted | RunNotStarted | RunExited

@@ -5,6 +5,7 @@ Without a launcher, containers are as they always were: of the agent's user, in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ class Confined(msgspec.Struct, frozen=True, kw_only=True):
     pids: int
     memory: int
     shared_memory: int
+    files: dict[str, str]
+    """The paths of files of secrets, by variable."""
 
 
 Prepare = Callable[[RunPlan], Awaitable[Confined | NotStarted]]
@@ -57,6 +60,21 @@ def confined(said: dict[str, Any], plan: RunPlan) -> Confined:
         pids=said["pids"],
         memory=said["memory"],
         shared_memory=said["shared_memory"],
+        files=said["files"],
+    )
+
+
+def with_files(plan: RunPlan, given: Confined) -> RunPlan:
+    """Return a plan whose container has what the launcher made: its workdir, files of secrets."""
+    return msgspec.structs.replace(
+        plan,
+        workdir=given.workdir,
+        env={**plan.env, **given.files},
+        folders_to_read=(
+            *plan.folders_to_read,
+            *dict.fromkeys(os.path.dirname(path) for path in given.files.values()),
+        ),
+        files={},
     )
 
 

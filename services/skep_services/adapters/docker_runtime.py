@@ -24,10 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from skep.units import Instant
-from skep_services.adapters.docker_account import Confined, Prepare
+from skep_services.adapters.docker_account import Confined, Prepare, with_files
 from skep_services.adapters.docker_engine import (
     CALLS_MAX,
     Container,
@@ -279,7 +277,7 @@ class DockerRuntime:
         if isinstance(given, NotStarted):
             return given
         if given is not None:
-            plan = msgspec.structs.replace(plan, workdir=given.workdir)
+            plan = with_files(plan, given)
         try:
             run.log = RunLog(plan.log_path, plan.log_bytes_max)
         except OSError as error:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,14 @@ class LauncherRuntime(ProcessRuntime):
         if "not_started" in answer:
             return NotStarted(answer["not_started"], of_node=answer.get("fault") == "node")
         return confined(answer, plan)
+
+    async def remove_files(self, token: str) -> None:
+        """Remove the files of secrets of a container."""
+        await self._ask({"do": "remove", "job": token, "kind": "files"})
+
+    async def keep_files(self, tokens: Sequence[str]) -> None:
+        """Remove the files of secrets of all containers but those of these runs."""
+        await self._ask({"do": "keep", "tokens": list(tokens)})
 
     async def remove_checkpoints(self, job: str) -> None:
         """Remove the checkpoints of a job, unless it has processes here."""

@@ -370,4 +370,5 @@ def _exited(run: dict[str, Any]) -> RunExited:
         run["leftovers"],
         run["asked"],
         tuple(run.get("left", ())),
+        run.get("exceeded", ""),
     )

@@ -76,6 +76,7 @@ class AgentCalls:
             shared: The folder that the agent shares with jobs then; else they see `state`.
         """
         self._launcher, self.shared = launcher, shared or state
+        self._filed: dict[str, bool] = {}  # runs for which the launcher may have files of secrets
         self._bus, self._runtime, self._devices = bus, runtime, devices
         self._state, self._inherited, self._fatal = state, inherited, fatal
         self._outbox: asyncio.Queue[tuple[machine.PublishEvent, Answer]] = asyncio.Queue(OUTBOX_MAX)
@@ -170,7 +171,7 @@ class AgentCalls:
 
     def _forget(self, command: machine.ForgetRun) -> None:
         self.access.gone(command.token)
-        self._secrets.forget(command.token)
+        self._forget_secrets(command.token)
         self._spawn(self._runtime.forget(command.token))
         if self.driver is not None:
             self.driver.forget(command.token)
@@ -195,13 +196,22 @@ class AgentCalls:
         return any(isinstance(run, RunStarted) for run in runs)
 
     async def _exited(self, run: RunExited) -> None:
-        self._secrets.forget(run.token)
+        self._forget_secrets(run.token)
         assert self._answer is not None
         await self._answer(run)
+
+    def _forget_secrets(self, token: str) -> None:
+        self._secrets.forget(token)
+        if self._filed.pop(token, False) and self._launcher is not None:
+            self._spawn(self._launcher.remove_files(token))
 
     async def _list(self, answer: Answer) -> None:
         runs = tuple(await self._runtime.runs())
         self._secrets.keep_only(run.token for run in runs if isinstance(run, RunStarted))
+        if self._launcher is not None:
+            living = [run.token for run in runs if isinstance(run, RunStarted)]
+            self._filed.update(dict.fromkeys(living, True))
+            self._spawn(self._launcher.keep_files(living))
         self.access.listed(run for run in runs if isinstance(run, RunStarted))
         await answer(machine.RunsListed(runs))
 
@@ -293,8 +303,7 @@ class AgentCalls:
         if isinstance(secrets, RunNotStarted):
             return secrets
         if files and plan.image:
-            text = "a container whose job has an account gets no `secret_files`: use `secrets`"
-            return RunNotStarted(command.token, text)
+            self._filed[command.token] = True
         # Last: a value is in no plan that is looked at, only in that which the process gets.
         plan = msgspec.structs.replace(plan, env={**plan.env, **secrets}, files=files or {})
         self.access.starting(command.token)
@@ -303,7 +312,7 @@ class AgentCalls:
             self.access.began(outcome)
         else:
             self.access.gone(command.token)
-            self._secrets.forget(command.token)
+            self._forget_secrets(command.token)
         return outcome
 
     async def _publish_in_order(self) -> None:

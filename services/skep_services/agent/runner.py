@@ -19,6 +19,7 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     {"id": 6, "do": "shutdown", "grace_s"}          -> {"id": 6, "done": true}, once no run is left
     a request that makes no sense                   -> {"id": 7, "error": "why"}
     to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
+                                           with "exceeded": "code: text" if a bound ended it
 
 It ends when asked to, or after IDLE_SECONDS with neither a living run nor a client; SIGTERM makes
 it end with its last run, or at once with all of them if its folder was deleted. It is not to be

@@ -90,5 +90,9 @@ class Enclosure:
         """Return the control group (version 2) that holds a run's tree; empty: none does."""
         return ""
 
+    def leaves_to_init(self, known: Known) -> bool:
+        """Return whether what outlives a run's main process becomes another process's child."""
+        return False
+
     def ended(self, known: Known) -> None:
         """Take what was made for a run away."""

@@ -50,7 +50,7 @@ LOG_CHECK_FLOOD_SECONDS = 0.05
 """How often logs are measured, and how often while one of them outgrows its bound."""
 
 ADOPTED_LOOK_SECONDS = 0.1
-"""How often the rest of an adopted run is looked for: nothing tells the end of non-children."""
+"""How often the rest of a run is looked for that are no children: nothing tells their end."""
 
 KILL_SECONDS_MAX = 0.2
 """How long one attempt to kill a tree may keep the runner from the other runs. A fork bomb has
@@ -338,6 +338,7 @@ class Holder:
             return
         if run.log is not None:
             run.log.say(why)
+        run.known.exceeded = why
         run.kill_at = at + LEFTOVER_GRACE_SECONDS
         _terminate(self._members(run))
         self._look(run, at)
@@ -359,7 +360,7 @@ class Holder:
             pause = KILL_AGAIN_SECONDS if grown else run.kill_again
             run.kill_at = run.look_at = time.monotonic() + pause
             run.kill_again = min(pause * 2, KILL_AGAIN_SECONDS_MAX)
-        elif run.main_gone and not run.own:
+        elif run.main_gone and (not run.own or self.enclosure.leaves_to_init(run.known)):
             run.look_at = min(run.kill_at, at + ADOPTED_LOOK_SECONDS)
         else:
             run.look_at = run.kill_at
@@ -635,6 +636,7 @@ def _ended(known: Known) -> dict[str, Any]:
         "left": known.left,
         "asked": known.asked,
         "at": known.ended_at,
+        **({"exceeded": known.exceeded} if known.exceeded else {}),
     }
 
 

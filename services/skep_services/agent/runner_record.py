@@ -7,7 +7,7 @@
     {"not_started": TOKEN}                          it could not be executed: it may be tried again
     {"frozen": TOKEN, "group": PATH or ""} {"thawed": TOKEN}    written before it is done
     {"exited": TOKEN, "code": N or null, "leftovers": N, "left": [TEXT], "asked": BOOL,
-     "at": NS}
+     "at": NS, "exceeded": TEXT}                (without it: nothing)
     {"forgot": TOKEN}
 
 The lines are not synced: the page cache survives the runner, and what kills the page cache kills
@@ -35,7 +35,8 @@ class Known:
     `mark` is the number its processes carry (see `proc.marked`). `asked`: it was told to end before
     its main process had; after the runner's death that is known only of what had ended by then.
     `group` is the control group that its tree was put into, if any; it stays in it when thawed.
-    `about` is what its enclosure has to know of it later.
+    `about` is what its enclosure has to know of it later. `exceeded` is the bound that ended it: a
+    code, and what it means in words.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Known:
         self.frozen = False
         self.group = ""
         self.left: list[str] = []
+        self.exceeded = ""
         self.about = dict(about or {})
 
     def lines(self) -> list[dict[str, Any]]:
@@ -89,6 +91,7 @@ class Known:
                     "left": self.left,
                     "asked": self.asked,
                     "at": self.ended_at,
+                    **({"exceeded": self.exceeded} if self.exceeded else {}),
                 }
             )
         return lines
@@ -255,6 +258,7 @@ class Record:
             known = self.runs[line["exited"]]
             known.code, known.leftovers = line["code"], line["leftovers"]
             known.left = line.get("left", [])
+            known.exceeded = line.get("exceeded", "")
             known.asked, known.ended_at = line["asked"], line["at"]
         elif "not_started" in line or "forgot" in line:
             del self.runs[line.get("not_started") or line["forgot"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,22 @@ def isolation_checks() -> Iterator[Check]:
         yield Check("jobs apart", OK, f"{text} ({HOW_TO} says how to change that)")
         return
     yield from launcher_checks(place, policy.CONFIG_PATH)
+    yield check_environment(os.path.realpath(sys.prefix))
     yield check_proc()
+
+
+def check_environment(prefix: str) -> Check:
+    """Look whether jobs see the Python environment of Skep.
+
+    Args:
+        prefix: Its folder.
+    """
+    from skep_services.launcher.policy import REPLACED
+
+    if (prefix + "/").startswith(REPLACED):
+        text = f"{prefix} is not seen by jobs, which have a /tmp and a /dev/shm of their own"
+        return Check("environment", FAIL, text, "install Skep elsewhere, below /opt for one")
+    return Check("environment", OK, f"{prefix} is seen by jobs")
 
 
 def launcher_checks(place: str, config: str) -> Iterator[Check]:
@@ -49,6 +65,7 @@ def launcher_checks(place: str, config: str) -> Iterator[Check]:
         return
     yield Check("launcher", OK, f"pid {said['pid']}, {said['live']} runs, accounts: {said['mode']}")
     yield from isolation_of(said["lacks"], said["requires"], config)
+    yield Check("jobs apart: disk", OK, said["scratch"])
 
 
 def isolation_of(lacks: dict[str, str], requires: list[str], config: str) -> Iterator[Check]:

@@ -40,7 +40,7 @@ class Account(NamedTuple):
 
 
 class Reason(StrEnum):
-    """Why a run may not start: stable words, which come first in the text."""
+    """Why a run may not start, or was ended: stable words, which come first in the text."""
 
     BAD_PLAN = "bad-plan"
     BAD_NAME = "bad-name"
@@ -48,6 +48,10 @@ class Reason(StrEnum):
     NO_ACCOUNT = "no-account"
     SYSTEM_ACCOUNT = "system-account"
     CANNOT_ISOLATE = "cannot-isolate"
+
+    MEMORY_EXCEEDED = "memory-exceeded"
+    SCRATCH_EXCEEDED = "scratch-exceeded"
+    DISK_FULL = "disk-full"
 
 
 class Refusal(Exception):  # noqa: N818  a name for what happened

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep_services.agent import proc
@@ -25,12 +25,14 @@ from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
 from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
+from skep_services.launcher.namespaces import INIT, Init, Namespaces
 from skep_services.launcher.policy import FEATURES, Policy
-
-ENTRIES_PER_LOOK = 2000
-"""Files whose size is asked for between two looks at the other runs: some milliseconds."""
+from skep_services.launcher.scratch import Scratch
+from skep_services.launcher.secret_files import SecretFiles
 
 REMOVE = "/bin/rm"
+OWN_PROCESSES = View("", False, (), True)
+NO_NAMESPACE = FEATURES[policy.PID_NAMESPACE]
 
 
 class Apart(Enclosure):
@@ -44,15 +46,21 @@ class Apart(Enclosure):
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
         self._spare: Spare | None = None
+        self._namespaces = Namespaces()
         self._over: list[tuple[int, str]] = []
-        self._counting: tuple[str, Iterator[tuple[int, int]]] | None = None
-        self._counted: list[str] = []
+        self._scratch = Scratch(chosen, shared.root)
+        self._secrets = SecretFiles(shared.root)
         self.lacks = self._lacking()
 
     def about(self) -> dict[str, Any]:
         """Return what an agent and an administrator have to know."""
         requires = list(self._policy.require)
-        return {"folder": self._folders.root, "lacks": self.lacks, "requires": requires}
+        return {
+            "folder": self._folders.root,
+            "lacks": self.lacks,
+            "requires": requires,
+            "scratch": self._scratch.about(),
+        }
 
     def _lacking(self) -> dict[str, str]:
         """Return what is not to be had on this machine, by feature, and why."""
@@ -63,12 +71,18 @@ class Apart(Enclosure):
         for feature, wanted, view in (
             (policy.TMP, self._policy.private_tmp, View("", False, (place,))),
             (policy.PROCESSES, self._policy.hide_processes, View("", True, ())),
+            (policy.PID_NAMESPACE, self._policy.pid_namespace != policy.OFF, OWN_PROCESSES),
         ):
             trouble = can(view) if wanted else "the policy does not want it"
             if trouble:
                 lacks[feature] = f"{FEATURES[feature]}: {trouble}"
             else:
                 lacks.pop(feature, None)
+        if not os.access(INIT[0], os.X_OK):
+            lacks.setdefault(policy.PID_NAMESPACE, f"{NO_NAMESPACE}: there is no {INIT[0]}")
+        if not self._groups.lists:
+            # What outlives a run's main process is its init's child then, and not the launcher's.
+            lacks.setdefault(policy.PID_NAMESPACE, f"{NO_NAMESPACE}: no control group lists a run")
         return lacks
 
     def missing(self) -> dict[str, str]:
@@ -78,6 +92,20 @@ class Apart(Enclosure):
     # --- before ---------------------------------------------------------------------------------
 
     def admit(self, plan: Mapping[str, Any]) -> Mapping[str, Any] | NotStarted:
+        about = self._judged(plan)
+        if isinstance(about, NotStarted):
+            return about
+        if plan.get("files") and not self._has_scratch:
+            text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
+            return NotStarted(f"{Reason.CANNOT_ISOLATE}: {text}", of_node=True)
+        if policy.PID_NAMESPACE in self.lacks:
+            return about
+        try:
+            return {**about, "init": self._namespaces.of(plan["job"], self.helpers)}
+        except OSError as error:
+            return not_written("a PID namespace", error)._replace(of_node=True)
+
+    def _judged(self, plan: Mapping[str, Any]) -> Mapping[str, Any] | NotStarted:
         try:
             plans.check(plan, self._policy.device_nodes)
             for feature, why in self.missing().items():
@@ -85,9 +113,6 @@ class Apart(Enclosure):
                     f"this node cannot keep jobs apart: {why} ({feature}); mend it, or take it out "
                     "of `require` in the launcher's policy"
                 )
-                raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
-            if plan.get("files") and not self._has_scratch:
-                text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
                 raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
         except Refusal as refusal:
@@ -107,13 +132,24 @@ class Apart(Enclosure):
             raise
 
     def adopted(self, known: Known) -> None:
-        self._runs.setdefault(known.about.get("job", ""), {})[known.token] = True
+        job = known.about.get("job", "")
+        self._runs.setdefault(job, {})[known.token] = True
+        if "init" in known.about:
+            self._namespaces.adopt(job, Init(*known.about["init"]), self.helpers)
+
+    def leaves_to_init(self, known: Known) -> bool:
+        return "init" in known.about
 
     def new_mark(self) -> int:
         return self._spare.mark if self._spare is not None else proc.random_mark()
 
     def prepare(self) -> None:
-        """Make the copy that the next run will be, unless it waits already."""
+        """Make the copy that the next run will be, and the next namespace, unless they wait."""
+        if policy.PID_NAMESPACE not in self.lacks:
+            try:
+                self._namespaces.prepare(self.helpers)
+            except OSError as error:
+                said(f"no PID namespace waits for the next job: {error.strerror}")
         if self._spare is not None and self._spare.pid in self.helpers:
             return
         if self._spare is not None:
@@ -131,6 +167,7 @@ class Apart(Enclosure):
     def close(self) -> None:
         """Let what waits for the next run end, and take everything away that runs had."""
         self.clear()
+        self._namespaces.close()
         if self._spare is not None:
             self._spare.close()
             if self.helpers.pop(self._spare.pid, False):
@@ -156,7 +193,10 @@ class Apart(Enclosure):
         assert account.uid == known.about["uid"], "admit comes first"
         self.clear(plan["job"])
         self.adopted(known)
+        namespace = -1
         try:
+            if "init" in known.about:
+                namespace = self._namespaces.open(Init(*known.about["init"]))
             view = self._view(plan, account)
             ours = self._checkpoints(plan, account)
             nodes = [plans.number_of(node) for node in (*plan["device_nodes"], *self._common(plan))]
@@ -171,6 +211,8 @@ class Apart(Enclosure):
             said(f"refused: {plan['token']}: {text}")
             return NotStarted(text)
         except OSError as error:
+            if namespace >= 0:
+                os.close(namespace)
             return not_written(str(error.filename or self._folders.root), error)
         outcome = execute(
             Request(
@@ -184,9 +226,12 @@ class Apart(Enclosure):
                 null=stdin,
                 output=output,
                 makes_checkpoints=bool(plan["checkpoints"]) and not ours,
+                namespace=namespace,
             ),
             self._taken(known.mark),
         )
+        if namespace >= 0:
+            os.close(namespace)
         if isinstance(outcome, NotStarted):
             said(f"not started: {plan['token']}: {outcome.detail}")
         return outcome
@@ -197,7 +242,7 @@ class Apart(Enclosure):
         The engine makes it, and the agent asks the engine: so this keeps persons apart, and not
         the agent from root.
         """
-        about = self.admit(plan)
+        about = self._judged(plan)
         if isinstance(about, NotStarted):
             return refusal(about)
         account = self._admitted
@@ -222,13 +267,27 @@ class Apart(Enclosure):
                     "([view] workdirs of the launcher's policy)"
                 )
                 return refusal(NotStarted(text))
+        try:
+            files = self._secrets.make(plan["token"], account, plan.get("files", {}))
+        except OSError as error:
+            return refusal(not_written(str(error.filename or self._secrets.folder), error))
         return {
+            "files": files,
             "account": [account.uid, account.gid, list(account.groups)],
             "workdir": workdir,
             "pids": limits.pids,
             "memory": limits.memory,
             "shared_memory": limits.shared_memory,
         }
+
+    def remove_files(self, token: str) -> None:
+        """Remove the files of secrets of a container."""
+        if folders.NAME.fullmatch(token):
+            self._secrets.forget(token)
+
+    def keep_files(self, tokens: Sequence[str]) -> None:
+        """Remove the files of secrets of all containers but those of these runs."""
+        self._secrets.keep_only(tokens)
 
     @property
     def _allowed(self) -> tuple[str, ...]:
@@ -246,17 +305,20 @@ class Apart(Enclosure):
         scratch = ""
         if self._has_scratch:
             scratch = self._folders.provide_scratch(plan["job"], account)
-            self._provide_memory(os.path.join(scratch, "shm"), account)
+            limits = self._policy.limits
+            self._provide_memory(os.path.join(scratch, "shm"), account, limits.shared_memory, 0)
+            if self._policy.tmp_in == policy.RAM:
+                place = os.path.join(scratch, "tmp")
+                self._provide_memory(place, account, limits.scratch, limits.scratch_files)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()
-        return View(scratch, policy.PROCESSES not in self.lacks, hidden)
+        hides, owns = (each not in self.lacks for each in (policy.PROCESSES, policy.PID_NAMESPACE))
+        return View(scratch, hides, hidden, owns)
 
-    def _provide_memory(self, place: str, account: Account) -> None:
+    def _provide_memory(self, place: str, account: Account, size: int, files: int) -> None:
         if os.path.ismount(place):
             return
-        size = self._policy.limits.shared_memory
-        options = f"mode=0700,uid={account.uid},gid={account.gid}" + (
-            f",size={size}" if size else ""
-        )
+        options = f"mode=0700,uid={account.uid},gid={account.gid}"
+        options += (f",size={size}" if size else "") + (f",nr_inodes={files}" if files else "")
         kernel.mount("none", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _checkpoints(self, plan: Mapping[str, Any], account: Account) -> bool:
@@ -299,32 +361,8 @@ class Apart(Enclosure):
         return self._groups.path(known.mark)
 
     def overdrawn(self) -> Sequence[tuple[str, str]]:
-        limits = self._policy.limits
-        if not (limits.scratch or limits.scratch_files):
-            return ()
-        if self._counting is None:
-            if not self._counted:
-                self._counted = sorted(self._runs)
-            if not self._counted:
-                return ()
-            job = self._counted.pop()
-            place = os.path.join(self._folders.root, folders.SCRATCH, job, "tmp")
-            self._counting = job, folders.usage(place)
-        job, found = self._counting
-        for _ in range(ENTRIES_PER_LOOK):
-            size, count = next(found, (-1, -1))
-            if size < 0:
-                self._counting = None
-                return ()
-            if limits.scratch and size > limits.scratch:
-                why = f"scratch limit reached: /tmp holds more than {limits.scratch} bytes"
-            elif limits.scratch_files and count > limits.scratch_files:
-                why = f"scratch limit reached: /tmp holds more than {limits.scratch_files} files"
-            else:
-                continue
-            self._counting = None
-            return [(token, why) for token in self._runs.get(job, ())]
-        return ()
+        found = self._scratch.overdrawn(self._runs)
+        return [(token, found[1]) for token in self._runs.get(found[0], ())] if found else ()
 
     # --- after ----------------------------------------------------------------------------------
 
@@ -350,6 +388,8 @@ class Apart(Enclosure):
         for mark, whose in over:
             self._groups.remove(mark)
             self.remove(folders.SCRATCH, whose)
+        if job is None:
+            self._namespaces.keep(self._runs)
 
     @property
     def is_clear(self) -> bool:
@@ -357,14 +397,15 @@ class Apart(Enclosure):
         return not self._over
 
     def _tell_of_memory(self, known: Known) -> None:
+        known.exceeded = (
+            f"{Reason.MEMORY_EXCEEDED}: the job outgrew its {self._policy.limits.memory} bytes on "
+            "this node ([limits] of the launcher's policy)"
+        )
         try:
             log = self.open_log(known.log, known.log_bytes_max, known.about)
+            log.say(known.exceeded)
         except OSError:
-            return
-        log.say(
-            f"killed for memory: the job outgrew its {self._policy.limits.memory} bytes on this "
-            "node ([limits] of the launcher's policy)"
-        )
+            return  # The end tells it too.
         log.close()
 
     def lives(self, job: str) -> bool:
@@ -378,12 +419,13 @@ class Apart(Enclosure):
         place = os.path.join(self._folders.root, kind, job)
         if not os.path.lexists(place):
             return
-        memory = os.path.join(place, "shm")
-        if kind == folders.SCRATCH and os.path.ismount(memory):
-            try:
-                kernel.unmount(memory)
-            except OSError as error:
-                said(f"{memory} cannot be unmounted: {error.strerror}")
+        for name in ("tmp", "shm") if kind == folders.SCRATCH else ():
+            memory = os.path.join(place, name)
+            if os.path.ismount(memory):
+                try:
+                    kernel.unmount(memory)
+                except OSError as error:
+                    said(f"{memory} cannot be unmounted: {error.strerror}")
         # A later run of the job begins with another folder, however long this takes.
         aside = os.path.join(self._folders.root, kind, f".{job}.{os.urandom(4).hex()}")
         os.rename(place, aside)

@@ -35,19 +35,24 @@ from skep_services.agent.runner_launch import (
 )
 from skep_services.launcher import kernel
 from skep_services.launcher.accounts import Account
-from skep_services.launcher.policy import Limits
+from skep_services.launcher.policy import REPLACED, Limits
 
 EXECUTE_SECONDS_MAX = 10.0
 """How long a process may take from its fork to its program: milliseconds, but for a workdir on a
 file server that hangs. The launcher waits that long, and so do the other jobs of the node."""
 
 SIZES = struct.Struct(">II")
+NUMBER = struct.Struct(">Q")
+MOVED = b"\0"
+"""What begins the word that another process goes on, and its number; nothing else begins so."""
 SAID_BYTES_MAX = 64 * 1024
 FAILED = 127
 PIDS_SPARE = 64
 OOM_SCORE = "200"
 OWN_MEMORY = "/dev/shm"  # noqa: S108 - of the job's own
 OWN_TMP = "/tmp"  # noqa: S108 - of the job's own
+SEARCHED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Variables whose folders programs look into without saying what is missing."""
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -58,6 +63,8 @@ class View(NamedTuple):
     """The folder with its `tmp` and `shm`."""
     hides_processes: bool
     hidden: tuple[str, ...]
+    owns_processes: bool = False
+    """It is in a PID namespace, whose /proc it gets."""
 
 
 class Request(NamedTuple):
@@ -73,6 +80,8 @@ class Request(NamedTuple):
     null: int
     output: int
     makes_checkpoints: bool
+    namespace: int
+    """A descriptor of the PID namespace that it is to be in; -1: the launcher's."""
 
 
 class Spare:
@@ -100,8 +109,11 @@ class Spare:
         text = json.dumps([request.plan, request.account, request.mark, request.view]).encode()
         rest = json.dumps([request.limits, request.umask, request.makes_checkpoints]).encode()
         head = SIZES.pack(len(text), len(rest))
+        handles = [request.null, request.output, writer]
+        if request.namespace >= 0:
+            handles.append(request.namespace)
         try:
-            socket.send_fds(self._ours, [head], [request.null, request.output, writer])
+            socket.send_fds(self._ours, [head], handles)
             self._ours.sendall(text + rest)
         except OSError:
             return False
@@ -124,13 +136,13 @@ def _wait(theirs: socket.socket, joins: Sequence[str]) -> None:
             os.closerange(low, high)
         for path in joins:
             _join(path)
-        head, handles, _, _ = socket.recv_fds(theirs, SIZES.size, 3)
-        if len(head) < SIZES.size or len(handles) != 3:
+        head, handles, _, _ = socket.recv_fds(theirs, SIZES.size, 4)
+        if len(head) < SIZES.size or len(handles) < 3:
             os._exit(0)  # The launcher has ended.
         sizes = SIZES.unpack(head)
         plan, account, mark, view = json.loads(theirs.recv(sizes[0], socket.MSG_WAITALL))
         limits, umask, makes = json.loads(theirs.recv(sizes[1], socket.MSG_WAITALL))
-        null, output, writer = handles
+        null, output, writer, namespace = [*handles, -1][:4]
         for handle in handles:
             os.set_inheritable(handle, False)
         name, uid, gid, groups, home, shell = account
@@ -139,12 +151,13 @@ def _wait(theirs: socket.socket, joins: Sequence[str]) -> None:
             account=Account(name, uid, gid, tuple(groups), home, shell),
             mark=mark,
             joins=(),
-            view=View(view[0], view[1], tuple(view[2])),
+            view=View(view[0], view[1], tuple(view[2]), view[3]),
             limits=Limits(*limits),
             umask=umask,
             null=null,
             output=output,
             makes_checkpoints=makes,
+            namespace=namespace,
         )
         _child(request, writer)
     finally:
@@ -169,7 +182,7 @@ def execute(request: Request, spare: Spare | None = None) -> int | NotStarted:
             _child(request, writer)
     os.close(writer)
     try:
-        said = _said(reader)
+        pid, said = _begun(request, pid, reader)
     finally:
         os.close(reader)
     if said == b"":
@@ -187,6 +200,20 @@ def execute(request: Request, spare: Spare | None = None) -> int | NotStarted:
     return NotStarted(str(detail), of_node=bool(of_node))
 
 
+def _begun(request: Request, pid: int, reader: int) -> tuple[int, bytes | None]:
+    """Return the pid of a job's process, and what it said until it executed its program.
+
+    In a namespace it is forked by the copy, which ends. The launcher is its parent from then on.
+    """
+    said = _said(reader, 1)
+    if said != MOVED:
+        rest = _said(reader) if said else b""
+        return pid, None if said is None or rest is None else said + rest
+    (inner,) = NUMBER.unpack(os.read(reader, NUMBER.size))  # One write with what begins it.
+    os.waitpid(pid, 0)
+    return inner, _said(reader)
+
+
 def _reap(pid: int) -> None:
     """Wait for a process that is about to end; one that hangs is left to the reaper of all."""
     until = time.monotonic() + 1.0
@@ -194,15 +221,15 @@ def _reap(pid: int) -> None:
         time.sleep(0.001)
 
 
-def _said(reader: int) -> bytes | None:
+def _said(reader: int, most: int = SAID_BYTES_MAX) -> bytes | None:
     """Return what a process said until it closed its end; None: it did neither in time."""
     said = b""
     until = time.monotonic() + EXECUTE_SECONDS_MAX
-    while len(said) < SAID_BYTES_MAX:
+    while len(said) < most:
         ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return None
-        piece = os.read(reader, SAID_BYTES_MAX)
+        piece = os.read(reader, most - len(said))
         if not piece:
             return said
         said += piece
@@ -217,6 +244,9 @@ def _child(request: Request, writer: int) -> None:
         step = "joining its control group"
         for path in request.joins:
             _join(path)
+        step = "entering its PID namespace"
+        if request.namespace >= 0:
+            _move(request.namespace, writer)
         step = "getting mounts of its own"
         _see(request.view, request.account)
         step = "setting its limits"
@@ -237,6 +267,19 @@ def _child(request: Request, writer: int) -> None:
     os._exit(FAILED)
 
 
+def _move(namespace: int, writer: int) -> None:
+    """Go on as another process, in a namespace; the first one says its number and ends."""
+    kernel.enter_processes(namespace)
+    told, tells = os.pipe2(os.O_CLOEXEC)
+    number = os.fork()
+    if number:
+        os.write(writer, MOVED + NUMBER.pack(number))
+        os._exit(0)
+    os.close(tells)
+    os.read(told, 1)  # To the end: nothing is said before the number is.
+    os.close(told)
+
+
 def _say(writer: int, detail: str, of_node: bool) -> None:
     os.write(writer, json.dumps([detail, of_node]).encode()[:SAID_BYTES_MAX])
 
@@ -248,7 +291,7 @@ def _join(path: str) -> None:
 
 
 def _see(view: View, account: Account) -> None:
-    if not (view.scratch or view.hides_processes or view.hidden):
+    if not (view.scratch or view.hides_processes or view.owns_processes or view.hidden):
         return
     kernel.unshare_mounts()
     if view.scratch:
@@ -261,9 +304,10 @@ def _see(view: View, account: Account) -> None:
             kernel.mount("none", place, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,mode=0")
         elif os.path.exists(place):
             kernel.mount("/dev/null", place, "", kernel.MS_BIND)
-    if view.hides_processes:
+    if view.hides_processes or view.owns_processes:
         # After the mounts, which are made by paths of /proc too.
-        kernel.mount("proc", "/proc", "proc", flags, "hidepid=2")
+        options = "hidepid=2" if view.hides_processes else ""
+        kernel.mount("proc", "/proc", "proc", flags, options)
 
 
 def _bound(request: Request) -> None:
@@ -332,8 +376,31 @@ def _enter(request: Request) -> tuple[str, bool] | None:
         os.chdir(workdir)
         trouble = script_trouble(plan["script"], workdir)
     if trouble is not None:
-        return trouble.replace("by this user", f"by {account.name}"), False
+        trouble = trouble.replace("by this user", f"by {account.name}")
+        return trouble + _unseen(request, plan["workdir"], plan["script"]), False
     return None
+
+
+def _unseen(request: Request, *paths: str) -> str:
+    """Return in words that one of these paths is behind the job's own /tmp; empty: none is."""
+    if not request.view.scratch:
+        return ""
+    for path in paths:
+        really = os.path.realpath(path) if os.path.isabs(path) else ""
+        if really.startswith(REPLACED) and not os.path.exists(really):
+            return (
+                f"; a job has a {really[: really.index('/', 1)]} of its own and does not see "
+                f"{really}: put it elsewhere, below /home for one"
+            )
+    return ""
+
+
+def _warn(request: Request, env: Mapping[str, str]) -> None:
+    """Say in the job's log which folders of its variables it does not see."""
+    for name in SEARCHED:
+        unseen = _unseen(request, *env.get(name, "").split(":"))
+        if unseen:
+            os.write(request.output, f"[skep] {name}{unseen}\n".encode())
 
 
 def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:
@@ -366,6 +433,7 @@ def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
 def _run(request: Request, writer: int) -> None:
     plan, account = request.plan, request.account
     argv, env = plan["argv"], {**variables(plan, account), **_make_files(plan)}
+    _warn(request, env)
     os.dup2(request.null, 0)
     os.dup2(request.output, 1)
     os.dup2(request.output, 2)
@@ -377,7 +445,7 @@ def _run(request: Request, writer: int) -> None:
         _replace(argv, env)
     except OSError as error:
         number = error.errno or errno.EINVAL
-        text = explain(error, argv[0], env, os.getcwd())
+        text = explain(error, argv[0], env, os.getcwd()) + _unseen(request, argv[0])
         _say(writer, text, number in NODE_ERRNOS)
     except ValueError as error:
         text = f"the command, its environment or workdir cannot be passed to exec: {error}"
@@ -435,6 +503,13 @@ def can(view: View) -> str:
     pid = os.fork()
     if pid == 0:
         try:
+            if view.owns_processes:
+                kernel.unshare_processes()
+                inner = os.fork()
+                if inner:
+                    os.close(writer)
+                    os.waitpid(inner, 0)
+                    os._exit(0)
             _see(view, Account("", 1, 1, (), ""))
             os.write(writer, b"ok")
         except OSError as error:

@@ -214,6 +214,11 @@ class Groups:
             case _:
                 pass  # Of a process's own, and not of its groups.
 
+    @property
+    def lists(self) -> bool:
+        """Return whether a group tells which processes a run has."""
+        return bool(self.unified) or policy.PIDS in self._legacy
+
     def inside(self, mark: int) -> list[int] | None:
         """Return the processes of a run; None where no group tells."""
         folder = self.path(mark)

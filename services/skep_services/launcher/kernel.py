@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-CLONE_NEWNS = 0x00020000
+CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 MS_REC, MS_PRIVATE = 16384, 1 << 18
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
@@ -25,6 +25,16 @@ def unshare_mounts() -> None:
     """Give this process mounts of its own, which nothing of outside sees any more."""
     _checked(_libc.unshare(CLONE_NEWNS), "unshare")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
+
+
+def unshare_processes() -> None:
+    """Have what this process forks next be the first process of a new PID namespace."""
+    _checked(_libc.unshare(CLONE_NEWPID), "unshare")
+
+
+def enter_processes(namespace: int) -> None:
+    """Have what this process forks next be in a PID namespace (a descriptor of it)."""
+    _checked(_libc.setns(namespace, CLONE_NEWPID), "setns")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:

@@ -30,7 +30,7 @@ DYNAMIC_FIRST, DYNAMIC_COUNT = 200_000, 10_000
 
 PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
-MEMORY, PIDS, CPU, IO, DEVICES, TMP, PROCESSES = (
+MEMORY, PIDS, CPU, IO, DEVICES, TMP, PROCESSES, PID_NAMESPACE = (
     "memory",
     "pids",
     "cpu",
@@ -38,6 +38,7 @@ MEMORY, PIDS, CPU, IO, DEVICES, TMP, PROCESSES = (
     "devices",
     "tmp",
     "processes",
+    "pid-namespace",
 )
 FEATURES = {
     MEMORY: "no control group bounds the memory of a job",
@@ -47,9 +48,17 @@ FEATURES = {
     DEVICES: "no control group bounds which devices a job opens",
     TMP: "no mount namespace gives a job its own /tmp and /dev/shm",
     PROCESSES: "no /proc of its own hides the processes of others from a job",
+    PID_NAMESPACE: "no PID namespace hides a person's other jobs from a job",
 }
 """What keeps jobs apart besides their accounts, and what a node says that lacks it."""
 REQUIRED = (MEMORY, PIDS, DEVICES, TMP, PROCESSES)
+
+DISK, RAM = "disk", "memory"
+"""Where the /tmp of a job is; in memory, its bound is kept by the kernel."""
+
+AUTO, REQUIRE, OFF = "auto", "require", "off"
+WISHES = (AUTO, REQUIRE, OFF)
+"""Where it can be had; nowhere else does a job start; not at all."""
 
 ROOTLIKE = (
     "root",
@@ -115,6 +124,7 @@ class Limits(NamedTuple):
     scratch: int
     scratch_files: int
     shared_memory: int
+    disk_free_percent: int
 
 
 class Policy(NamedTuple):
@@ -132,7 +142,9 @@ class Policy(NamedTuple):
     groups_denied: tuple[str, ...]
     limits: Limits
     private_tmp: bool
+    tmp_in: str
     hide_processes: bool
+    pid_namespace: str
     hidden: tuple[str, ...]
     device_nodes: tuple[str, ...]
     device_common: tuple[str, ...]
@@ -214,7 +226,9 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
         groups_denied=accounts.texts("groups_denied", ROOTLIKE),
         limits=_limits(limits, memory),
         private_tmp=view.take("private_tmp", bool, True),
+        tmp_in=_one_of("view.tmp_in", view.take("tmp_in", str, DISK), (DISK, RAM)),
         hide_processes=view.take("hide_processes", bool, True),
+        pid_namespace=_one_of("view.pid_namespace", view.take("pid_namespace", str, AUTO), WISHES),
         hidden=tuple(_path("view.hidden", each) for each in view.texts("hidden", HIDDEN)),
         device_nodes=tuple(map(_pattern, devices.texts("nodes", GPU_NODES))),
         device_common=devices.texts("common", GPU_COMMON),
@@ -226,6 +240,11 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
     )
     for table in (top, accounts, dynamic, limits, view, devices):
         table.check_all_taken()
+    if made.pid_namespace == REQUIRE and PID_NAMESPACE not in made.require:
+        made = made._replace(require=(*made.require, PID_NAMESPACE))
+    if made.tmp_in == RAM and not made.limits.scratch:
+        message = "view.tmp_in is 'memory': say how much in limits.scratch"
+        raise PolicyError(message)
     if made.dynamic_first + made.dynamic_count > UID_MAX:
         message = "accounts.dynamic goes beyond the largest uid"
         raise PolicyError(message)
@@ -252,6 +271,7 @@ def _limits(table: _Table, memory: int) -> Limits:
         scratch=size("scratch", "0"),
         scratch_files=table.number("scratch_files", 0, 0, 10_000_000),
         shared_memory=size("shared_memory", "50%"),
+        disk_free_percent=table.number("disk_free_percent", 5, 0, 90),
     )
 
 

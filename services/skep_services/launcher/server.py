@@ -10,7 +10,10 @@ open, and adds to it:
     {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
                                            for a container, which an engine starts
     {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints` or `logs`,
-     "kind"}                               unless it has a run here
+     "kind"}                               unless it has a run here; or `files` of secrets of a
+                                           container, whose run is then what `job` names
+    {"id": 9, "do": "keep", "tokens"}   -> {"id": 9, "done": true}     the files of secrets of all
+                                           other containers are removed
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
     {"id": 6, "do": "shutdown"}         -> once no run is left; the launcher itself stays
 
@@ -103,9 +106,15 @@ class LauncherServer(Server):
                 return self._apart.prepare_container(request["plan"])
             case "remove":
                 kind = request.get("kind", folders.CHECKPOINTS)
+                if kind == "files":
+                    self._apart.remove_files(str(request["job"]))
+                    return {"done": True}
                 if kind not in {folders.CHECKPOINTS, folders.LOGS}:
                     return {"error": f"{str(kind)[:64]!r} is not to be removed"}
                 self._apart.remove(kind, str(request["job"]))
+                return {"done": True}
+            case "keep":
+                self._apart.keep_files([str(token) for token in request["tokens"]])
                 return {"done": True}
             case "sweep":
                 return {"jobs": self._apart.sweep(min(float(request["before"]), time.time()))}

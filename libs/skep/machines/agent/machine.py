@@ -220,7 +220,14 @@ class AgentMachine:
                 text = f"{NODE_FAULT}{event.detail}" if event.of_node else event.detail
                 self._down(event.token, None, now, started=False, detail=text)
             case RunExited():
-                self._down(event.token, event.code, now, asked=event.asked, left=event.left)
+                self._down(
+                    event.token,
+                    event.code,
+                    now,
+                    asked=event.asked,
+                    detail=event.exceeded,
+                    left=event.left,
+                )
                 self._effects.append(Call(ForgetRun(event.token)))
             case RunsListed():
                 self._adopt(event, now)

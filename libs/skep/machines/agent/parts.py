@@ -464,10 +464,11 @@ def outcome_of(part: PartState) -> tuple[Outcome, str]:
         return Outcome.NOT_STARTED, f"{named}: {down.detail}"
     if down.code is None:
         return Outcome.UNKNOWN, f"{named} vanished; its end was not seen"
+    exceeded = f", {down.detail}" if down.detail else ""
     if down.code < 0:
         name = SIGNALS.get(-down.code, "another")
-        return Outcome.SIGNALLED, f"{named}: signal {-down.code} ({name})"
-    return Outcome.EXITED, f"{named}: exit status {down.code}"
+        return Outcome.SIGNALLED, f"{named}: signal {-down.code} ({name}){exceeded}"
+    return Outcome.EXITED, f"{named}: exit status {down.code}{exceeded}"
 
 
 def exited_part(
