@@ -273,6 +273,23 @@ def test_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert home.home_folder("~/x") == "/users/me/x"
 
 
+def test_on_a_server_commands_are_about_its_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own, server = tmp_path / "me", tmp_path / "server"
+    monkeypatch.setenv("HOME", str(own))
+    monkeypatch.delenv("SKEP_HOME", raising=False)
+    monkeypatch.setattr(home, "SERVER_HOME", str(server))
+    assert home.cluster_folder() == str(own / ".skep")
+    server.mkdir()
+    (server / "cluster.json").touch()
+    assert home.cluster_folder() == str(server)
+    assert home.cluster_folder("/given") == "/given"
+    (own / ".skep").mkdir(parents=True)
+    (own / ".skep" / "cluster.json").touch()
+    assert home.cluster_folder() == str(own / ".skep")
+
+
 def test_ports(free_port: int) -> None:
     assert ports.is_free(free_port)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from skep_services.launcher import launcher_process
+from skep_services.launcher import unit as launcher
 from skep_services.servers import firewall, install, notify, units
 from skep_services.servers.files import Member
 
@@ -23,8 +25,11 @@ HARDENED = {
     "WatchdogSec": "30",
 }
 SERVER = units.server_unit(("/usr/bin/true",), "/var/lib/skep")
-NODE = units.node_unit(("/usr/bin/true",), "/var/lib/skep-node", launcher=True)
-LAUNCHER = units.launcher_unit(("/usr/bin/true", "--100%"))
+JOBS = "/var/lib/skep-launcher/jobs"
+NODE = units.node_unit(
+    ("/usr/bin/true", "--100%"), "/var/lib/skep-node", launcher=True, writable=[JOBS, "/a 100%"]
+)
+LAUNCHER = units.Unit(name=units.LAUNCHER, text=launcher.text())
 
 
 def settings(unit: units.Unit) -> dict[str, str]:
@@ -49,7 +54,8 @@ def test_jobs_outlive_a_restart_of_the_agent_and_the_launcher() -> None:
 
 
 def test_only_the_launcher_is_root() -> None:
-    assert settings(LAUNCHER)["User"] == "root"
+    assert "User" not in settings(LAUNCHER)
+    assert units.NODE in LAUNCHER.text
     assert "skep-launcher.service" in settings(NODE)["Wants"]
     alone = units.node_unit(("/usr/bin/true",), "/var/lib/skep-node", launcher=False)
     assert "launcher" not in alone.text
@@ -62,7 +68,27 @@ def test_a_state_folder_elsewhere_can_be_written() -> None:
 
 
 def test_what_systemd_would_take_for_its_own_is_doubled() -> None:
-    assert "--100%%" in settings(LAUNCHER)["ExecStart"]
+    assert "--100%%" in settings(NODE)["ExecStart"]
+
+
+def test_an_agent_writes_what_it_shares_with_its_jobs() -> None:
+    lines = NODE.text.splitlines()
+    assert f"ReadWritePaths=-{JOBS}" in lines
+    assert "ReadWritePaths='-/a 100%%'" in lines
+
+
+def test_an_agent_sees_the_gpus() -> None:
+    # Each of these has systemd deny every device that the unit does not name.
+    denying = {"ProtectClock", "PrivateDevices", "DevicePolicy", "DeviceAllow"}
+    alone = units.node_unit(("/usr/bin/true",), "/var/lib/skep-node", launcher=False)
+    for unit in (NODE, alone, LAUNCHER):
+        assert not denying & settings(unit).keys()
+
+
+def test_jobs_that_are_children_of_the_agent_may_call_what_they_like() -> None:
+    alone = units.node_unit(("/usr/bin/true",), "/var/lib/skep-node", launcher=False)
+    assert "SystemCallFilter" in settings(NODE)
+    assert not {"SystemCallFilter", "RestrictAddressFamilies"} & settings(alone).keys()
 
 
 @pytest.mark.needs("systemd-analyze")
@@ -85,7 +111,7 @@ def test_the_program_of_a_unit_is_there() -> None:
     for unit in (*install.server_units("/var/lib/skep"), *install.node_units("/n", apart=True)):
         first = settings(unit)["ExecStart"].split()[0]
         assert os.access(first, os.X_OK)
-    assert Path(install.PROCESS).exists()
+    assert Path(launcher_process.__file__).exists()
 
 
 def test_systemd_hears_of_a_process_that_is_ready(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def _errors(path: Path) -> Iterator[None]:
 def _backup(arguments: Namespace) -> int:
     from skep_services.supervisor import home as folder
 
-    home = Path(folder.home_folder(arguments.home))
+    home = Path(folder.cluster_folder(arguments.home))
     passphrase = _passphrase(arguments, new=True) if arguments.encrypt else ""
     path = arguments.target
     if path.is_dir():

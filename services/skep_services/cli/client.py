@@ -73,7 +73,7 @@ def find_target(given_home: str | None) -> Target:
 
     Args:
         given_home: The state folder that the command line names; None: the cluster of `SKEP_API`,
-            or else the one in `SKEP_HOME` or `~/.skep`.
+            or else the one in `SKEP_HOME` or `~/.skep`, or the one of this machine's server.
 
     Raises:
         CommandError: There is no cluster, or its file cannot be used.
@@ -85,7 +85,7 @@ def find_target(given_home: str | None) -> Target:
         login = credentials.find()
         if login is not None:
             return _with_environment(login)
-    folder = home.home_folder(given_home)
+    folder = home.cluster_folder(given_home)
     try:
         cluster = home.read_cluster(folder)
         if cluster is None:

@@ -49,7 +49,7 @@ def run_doctor(arguments: Namespace) -> int:
     from skep_services.cli.doctor_jobs import isolation_checks
 
     checks = [
-        *machine_checks(folder.home_folder(arguments.home)),
+        *machine_checks(folder.cluster_folder(arguments.home)),
         *isolation_checks(),
         *cluster_checks(arguments),
     ]
@@ -243,13 +243,13 @@ def cluster_checks(arguments: Namespace) -> Iterator[Check]:
     """Yield what can be said about the cluster, if there is one."""
     from skep_services.cli import machines
 
-    machine = machines.machine_of(folder.home_folder(arguments.home))
+    machine = machines.machine_of(folder.cluster_folder(arguments.home))
     if machine == "node":
-        yield from certificate_checks(folder.home_folder(arguments.home), time.time())
-        yield from machines.node_checks(folder.home_folder(arguments.home))
+        yield from certificate_checks(folder.cluster_folder(arguments.home), time.time())
+        yield from machines.node_checks(folder.cluster_folder(arguments.home))
         return
     if machine == "server":
-        yield from machines.server_checks(folder.home_folder(arguments.home))
+        yield from machines.server_checks(folder.cluster_folder(arguments.home))
     try:
         target = find_target(arguments.home)
     except CommandError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -208,18 +209,22 @@ def _remove(arguments: Namespace) -> int:
 
 
 def _install(arguments: Namespace) -> int:
-    from skep_services.launcher.policy import SOCKET
+    from skep_services.launcher import policy
     from skep_services.servers import files, install
 
     home = _home(arguments)
-    units = install.node_units(home, apart=arguments.launcher)
+    apart: bool = arguments.launcher
     if arguments.print:
-        return show_units(arguments, units)
+        jobs = [os.path.join(policy.FOLDER, policy.JOBS)] if apart else []
+        return show_units(arguments, install.node_units(home, apart=apart, writable=jobs))
     file = files.read_node(home)
-    if arguments.launcher:
-        install.write_policy()
-        file.launcher = SOCKET
+    writable = [file.checkpoints] if file.checkpoints else []
+    if apart:
+        chosen = install.launcher_policy()
+        writable.append(chosen.jobs)
+        file.launcher = chosen.socket
         files.write(files.node_path(home), file)
+    units = install.node_units(home, apart=apart, writable=writable)
     install.put(units, home, install.NODE, start=arguments.start)
     return told_installed(arguments, units)
 

@@ -184,7 +184,7 @@ def _archive(arguments: Namespace) -> int:
     from skep_services.backups.locks import BusyError, keeping
     from skep_services.supervisor import home as folder
 
-    home = Path(folder.home_folder(arguments.home))
+    home = Path(folder.cluster_folder(arguments.home))
     names = (arguments.stream,) if arguments.stream else ARCHIVED
     try:
         with keeping(home):
@@ -302,7 +302,7 @@ def _keep(arguments: Namespace, streams: Streams, wanted: list[tuple[str, Odd]])
 
     path = arguments.keep
     if path is None:
-        where = Path(folder.home_folder(arguments.home))
+        where = Path(folder.cluster_folder(arguments.home))
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = (where if where.is_dir() else Path()) / f"foreign-{stamp}.jsonl"
     places = {(stream, odd.sequence) for stream, odd in wanted}

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from skep_services.cli.client import PATIENCE_S, Client, find_target
 
 
+HOME_HELP = "state folder (default SKEP_HOME or ~/.skep; on a server, as root, its own)"
+
+
 class Command(NamedTuple):
     """One command: how it fills its parser, and what it does. It returns the exit code.
 
@@ -29,7 +32,7 @@ def no_options(parser: ArgumentParser) -> None:
 def common(parser: ArgumentParser) -> None:
     """Add what every command takes."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--home", metavar="DIR", help="state folder (default SKEP_HOME or ~/.skep)")
+    parser.add_argument("--home", metavar="DIR", help=HOME_HELP)
 
 
 def job_argument(parser: ArgumentParser) -> None:

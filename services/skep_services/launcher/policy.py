@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 CONFIG_PATH = "/etc/skep/launcher.toml"
 FOLDER = "/var/lib/skep-launcher"
+JOBS = "jobs"
 SOCKET = "/run/skep-launcher/launcher.sock"
 
 NAMES, DYNAMIC, VC = "names", "dynamic", "vc"
@@ -155,7 +156,7 @@ class Policy(NamedTuple):
     @property
     def jobs(self) -> str:
         """Return the folder with what jobs and agent share: logs, checkpoints, the socket."""
-        return os.path.join(self.folder, "jobs")
+        return os.path.join(self.folder, JOBS)
 
     @property
     def state(self) -> str:

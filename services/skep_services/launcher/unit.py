@@ -36,7 +36,8 @@ UNIT = """\
 Description=Skep launcher: starts jobs as their persons' accounts
 Documentation=https://skep.readthedocs.io/how-to/job-isolation/
 After=local-fs.target nss-user-lookup.target
-Before=skep-agent.service
+Before=skep-node.service skep-agent.service
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
@@ -74,6 +75,6 @@ def command(config: str = policy.CONFIG_PATH) -> Sequence[str]:
 
 def text(config: str = policy.CONFIG_PATH) -> str:
     """Return the unit file of a launcher with this policy."""
-    return UNIT.format(
-        command=shlex.join(command(config)), capabilities=" ".join(sorted(CAPABILITIES))
-    )
+    # systemd takes `%` and `$` for itself.
+    words = shlex.join(command(config)).replace("%", "%%").replace("$", "$$")
+    return UNIT.format(command=words, capabilities=" ".join(sorted(CAPABILITIES)))

@@ -24,7 +24,7 @@ from skep_services.servers.address import hostport, is_host
 from skep_services.supervisor import home as folder
 from skep_services.supervisor.config import Retention
 
-SERVER_HOME = "/var/lib/skep"
+SERVER_HOME = folder.SERVER_HOME
 NODE_HOME = "/var/lib/skep-node"
 EVERYWHERE = "*"
 """What a server listens on by default: every address of the machine, of IPv4 and IPv6."""

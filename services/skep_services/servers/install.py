@@ -9,18 +9,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from skep_services import durable, launcher
+from skep_services import durable
+from skep_services.launcher import policy
+from skep_services.launcher import unit as launcher
+from skep_services.launcher.policy import Policy
 from skep_services.servers import files, units
 from skep_services.servers.files import FilesError
 from skep_services.servers.units import NODE_ACCOUNT, SERVER_ACCOUNT, Unit
 
 UNITS = "/etc/systemd/system"
 SERVER, NODE = SERVER_ACCOUNT, NODE_ACCOUNT
-POLICY = "/etc/skep/launcher.toml"
+POLICY = policy.CONFIG_PATH
 READABLE = 0o644
-
-
-PROCESS = os.path.join(os.path.dirname(launcher.__file__), "launcher_process.py")
 
 
 def program() -> tuple[str, ...]:
@@ -41,17 +41,17 @@ def server_units(home: str) -> list[Unit]:
     return [units.server_unit(program(), home, archive)]
 
 
-def node_units(home: str, *, apart: bool) -> list[Unit]:
+def node_units(home: str, *, apart: bool, writable: Sequence[str] = ()) -> list[Unit]:
     """Return the units of a node.
 
     Args:
         home: The state folder.
         apart: Jobs are started by the launcher, each as the account of its owner.
+        writable: Folders beside the state folder that the agent writes to.
     """
-    found = [units.node_unit(program(), home, launcher=apart)]
+    found = [units.node_unit(program(), home, launcher=apart, writable=writable)]
     if apart:
-        command = (sys.executable, "-I", "-S", PROCESS)
-        found.append(units.launcher_unit(command))
+        found.append(Unit(name=units.LAUNCHER, text=launcher.text(POLICY)))
     return found
 
 
@@ -79,23 +79,36 @@ def put(every: Sequence[Unit], home: str, account: str, *, start: bool) -> None:
         durable.write(os.path.join(UNITS, unit.name), unit.text.encode(), READABLE)
     _do("systemctl", "daemon-reload")
     names = [unit.name for unit in every]
-    if start:
-        _do("systemctl", "enable", "--now", *names)
+    if not start:
+        return
+    _do("systemctl", "enable", *names)
+    try:
+        _do("systemctl", "start", *names)
+    except FilesError as error:
+        text = f"{error} (`journalctl -u {names[0]}`, and the logs in {home})"
+        raise FilesError(text) from None
 
 
-def write_policy() -> None:
-    """Write the launcher's policy, unless there is one: jobs run as the account of their owner.
+def launcher_policy() -> Policy:
+    """Return the launcher's policy; where there is none, one is written: jobs run as their owners.
 
     Raises:
-        FilesError: It cannot be written.
+        FilesError: It cannot be written or read, or it is for another agent.
     """
     try:
         os.makedirs(os.path.dirname(POLICY), mode=0o755, exist_ok=True)
         if not os.path.exists(POLICY):
             durable.write(POLICY, f'agent = "{NODE_ACCOUNT}"\n'.encode(), READABLE)
+        found = policy.read(POLICY)
     except OSError as error:
         text = f"{POLICY} cannot be written: {error.strerror}"
         raise FilesError(text) from None
+    except policy.PolicyError as error:
+        raise FilesError(str(error)) from None
+    if found.agent != NODE_ACCOUNT:
+        text = f'{POLICY} is for the agent {found.agent}: the unit\'s is agent = "{NODE_ACCOUNT}"'
+        raise FilesError(text)
+    return found
 
 
 def make_account(account: str, home: str) -> None:

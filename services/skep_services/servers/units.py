@@ -2,7 +2,7 @@
 
 What a unit may do is as little as it works with. A job of a node survives a restart of the agent's
 unit: systemd ends the unit's main process only (`KillMode=process`), and the agent finds its jobs
-again. The launcher is the only part that is root.
+again. The launcher is the only part that is root; its unit is in `skep_services.launcher.unit`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WATCHDOG_S = 30
 """The main process says every half of it that it is alive: a machine that swaps needs seconds."""
 STOP_WITHIN_S = 60
 """Services get 10 s each, side by side, and the bus after them."""
-CONFIGURATION, LOG, NAME_TAKEN, LAUNCHER_CONFIGURATION = 64, 72, 73, 78
+CONFIGURATION, LOG, NAME_TAKEN = 64, 72, 73
 """Exit codes after which a new start can only do harm, or nothing: a person has to look."""
 
 Lines = tuple[str, ...]
@@ -42,7 +42,6 @@ HARDENED: Lines = (
     "ProtectKernelModules=yes",
     "ProtectKernelLogs=yes",
     "ProtectControlGroups=yes",
-    "ProtectClock=yes",
     "ProtectHostname=yes",
     "RestrictNamespaces=yes",
     "RestrictRealtime=yes",
@@ -51,7 +50,18 @@ HARDENED: Lines = (
     "SystemCallArchitectures=native",
     "UMask=0077",
 )
-"""What holds of all that is not the launcher."""
+"""What holds of all that is not the launcher.
+
+Not ProtectClock: it implies DeviceAllow=, which denies every device that is not named, GPUs too.
+Without capabilities no clock can be set anyway.
+"""
+
+BOUNDED: Lines = (
+    "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+    "SystemCallFilter=@system-service",
+    "SystemCallErrorNumber=EPERM",
+)
+"""What also holds where no job is a child: jobs inherit filters of system calls."""
 
 
 def server_unit(command: Sequence[str], home: str, archive: str = "") -> Unit:
@@ -78,18 +88,19 @@ def server_unit(command: Sequence[str], home: str, archive: str = "") -> Unit:
             *_state(home),
             *((f"ReadWritePaths=-{archive}",) if archive else ()),
             *HARDENED,
+            *BOUNDED,
             "PrivateDevices=yes",
+            "ProtectClock=yes",
             "ProtectProc=invisible",
-            "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
-            "SystemCallFilter=@system-service",
-            "SystemCallErrorNumber=EPERM",
             "LimitNOFILE=65536",
         ),
     )
     return Unit(name=SERVER, text=text)
 
 
-def node_unit(command: Sequence[str], home: str, *, launcher: bool) -> Unit:
+def node_unit(
+    command: Sequence[str], home: str, *, launcher: bool, writable: Sequence[str] = ()
+) -> Unit:
     """Return the unit of a node's agent.
 
     Args:
@@ -97,6 +108,8 @@ def node_unit(command: Sequence[str], home: str, *, launcher: bool) -> Unit:
         home: The state folder.
         launcher: Jobs are started by the launcher. Without it they are children of the agent, run
             as its account and share what its unit allows.
+        writable: Folders beside the state folder that the agent writes to, if they are there: the
+            launcher's with the logs and the socket of jobs, the checkpoints that nodes share.
     """
     text = _unit(
         description="Skep: agent of this node",
@@ -113,57 +126,15 @@ def node_unit(command: Sequence[str], home: str, *, launcher: bool) -> Unit:
             "KillMode=process",
             f"TimeoutStopSec={STOP_WITHIN_S}",
             *_state(home),
+            *(f"ReadWritePaths={_quoted(f'-{folder}')}" for folder in writable),
             *HARDENED,
+            *(BOUNDED if launcher else ()),
             "LimitNOFILE=65536",
             "LimitMEMLOCK=infinity",
             "TasksMax=infinity",
         ),
     )
     return Unit(name=NODE, text=text)
-
-
-def launcher_unit(command: Sequence[str]) -> Unit:
-    """Return the unit of the launcher: the one process of a node that is root.
-
-    It has what it needs to start a job as another account, in a control group and with a `/tmp` of
-    its own. What it may do is bounded by its policy, `/etc/skep/launcher.toml`.
-
-    Args:
-        command: The program that the launcher is, with its arguments.
-    """
-    text = _unit(
-        description="Skep: launcher of jobs on this node",
-        before=(NODE,),
-        service=(
-            "Type=notify",
-            "NotifyAccess=main",
-            f"ExecStart={_command(command)}",
-            # It executes itself anew, and the jobs stay its children.
-            "ExecReload=/bin/kill -HUP $MAINPID",
-            "User=root",
-            "Restart=on-failure",
-            "RestartSec=1",
-            f"RestartPreventExitStatus={LAUNCHER_CONFIGURATION}",
-            f"WatchdogSec={WATCHDOG_S}",
-            "KillMode=process",
-            # Each job has a control group of its own below this unit's.
-            "Delegate=yes",
-            "StateDirectory=skep-launcher",
-            "StateDirectoryMode=0711",
-            "RuntimeDirectory=skep-launcher",
-            "RuntimeDirectoryMode=0755",
-            "RuntimeDirectoryPreserve=restart",
-            "ProtectKernelModules=yes",
-            "ProtectClock=yes",
-            "ProtectHostname=yes",
-            "LockPersonality=yes",
-            "SystemCallArchitectures=native",
-            "LimitNOFILE=65536",
-            "LimitMEMLOCK=infinity",
-            "TasksMax=infinity",
-        ),
-    )
-    return Unit(name=LAUNCHER, text=text)
 
 
 def _restarts() -> Lines:
@@ -181,23 +152,24 @@ def _state(home: str) -> Lines:
     name = home.removeprefix("/var/lib/")
     if home.startswith("/var/lib/") and "/" not in name:
         return (f"StateDirectory={name}", "StateDirectoryMode=0700", "ProtectHome=yes")
-    return (f"ReadWritePaths={home}", "ProtectHome=no")
+    return (f"ReadWritePaths={_quoted(home)}", "ProtectHome=no")
 
 
 def _command(command: Sequence[str], *more: str) -> str:
     # systemd takes `%` and `$` for itself.
-    return shlex.join([*command, *more]).replace("%", "%%").replace("$", "$$")
+    return _quoted(*command, *more).replace("$", "$$")
 
 
-def _unit(
-    *, description: str, service: Lines, after: Lines = (), before: Lines = (), wants: Lines = ()
-) -> str:
+def _quoted(*words: str) -> str:
+    return shlex.join(words).replace("%", "%%")
+
+
+def _unit(*, description: str, service: Lines, after: Lines, wants: Lines = ()) -> str:
     online = tuple(name for name in after if name == "network-online.target")
     lines = [
         "[Unit]",
         f"Description={description}",
-        *([f"After={' '.join(after)}"] if after else []),
-        *([f"Before={' '.join(before)}"] if before else []),
+        f"After={' '.join(after)}",
         *([f"Wants={' '.join((*online, *wants))}"] if (*online, *wants) else []),
         # It is tried for as long as the machine is up.
         "StartLimitIntervalSec=0",

@@ -14,6 +14,9 @@ from skep_services import durable as files
 CLUSTER_VERSION = 1
 """Of `cluster.json`. A file of another version is refused, not guessed at."""
 
+SERVER_HOME = "/var/lib/skep"
+"""The state folder of a server of a cluster of real machines."""
+
 FOLDER_MODE = 0o700
 CHECKPOINTS = "checkpoints"
 FILE_MODE = 0o600
@@ -26,6 +29,20 @@ def home_folder(given: str | None = None) -> str:
         given: The folder; None and empty: the one of `SKEP_HOME`, or else `~/.skep`.
     """
     return os.path.abspath(os.path.expanduser(given or os.environ.get("SKEP_HOME") or "~/.skep"))
+
+
+def cluster_folder(given: str | None = None) -> str:
+    """Return the absolute state folder of the cluster that a command is about.
+
+    Args:
+        given: The folder; None and empty: the one of `SKEP_HOME`, or else `~/.skep`. Where that
+            has no cluster it is the one of this machine's server, if it may be read: root's shell
+            on a server speaks for the operator.
+    """
+    found = home_folder(given)
+    if given or os.environ.get("SKEP_HOME") or os.path.exists(cluster_path(found)):
+        return found
+    return SERVER_HOME if os.access(cluster_path(SERVER_HOME), os.R_OK) else found
 
 
 def cluster_path(home: str) -> str:
