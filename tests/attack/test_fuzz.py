@@ -28,7 +28,7 @@ from tests.mutations import Mutator
 from tests.support.bare_client import bare_client
 from tests.support.embedded import Embedded, until
 
-SECONDS = float(os.environ.get("SKEP_FUZZ_S") or (60 if os.environ.get("CI") else 4))
+SECONDS = float(os.environ.get("SKEP_FUZZ_S") or (15 if os.environ.get("CI") else 4))
 SEED = int(os.environ.get("SKEP_FUZZ_SEED") or uuid.uuid4().int % 2**32)
 MESSAGES_PER_S = 2000
 """At most: what is stored has to be decided on before the honest job is."""

@@ -21,6 +21,7 @@ from tests.system.deployment import bed
 
 MEET = Path(__file__).parents[1] / "system" / "deployment" / "meet.py"
 SERVER, OTHER = "127.0.0.1", "127.0.0.9"
+DEPLOYMENT = (sys.executable, "-m", "tests.system.deployment")
 WITHIN_S = 60.0
 STRANGER = 64_321
 """An account that no machine has."""
@@ -116,25 +117,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
 
 
 @pytest.mark.slow
-def test_a_gang_runs_on_both_nodes(cluster: Typed) -> None:
-    done = cluster.skep(
-        "server",
-        "run",
-        "--vc",
-        "vision",
-        "--workers",
-        "4",
-        "--gpus",
-        "1",
-        "--",
-        sys.executable,
-        str(MEET),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "of 4 met [1, 2, 3]" in done.stdout
-
-
-@pytest.mark.slow
 def test_everything_is_encrypted_and_the_doctor_is_content(cluster: Typed) -> None:
     checks = {one["name"]: one for one in cluster.good("server", "doctor")["checks"]}
     assert checks["encryption"]["text"] == "on"
@@ -168,7 +150,7 @@ def test_what_cannot_join_is_told_so_in_one_line(cluster: Typed) -> None:
 
 
 @pytest.mark.slow
-def test_certificates_are_renewed_while_jobs_run(cluster: Typed) -> None:
+def test_certificates_are_renewed_and_a_gang_runs_on_both_nodes(cluster: Typed) -> None:
     def own(home: str) -> bytes:
         return (cluster.folder / home / "tls" / "own.pem").read_bytes()
 
@@ -193,6 +175,7 @@ def test_certificates_are_renewed_while_jobs_run(cluster: Typed) -> None:
         str(MEET),
     )
     assert done.returncode == 0, done.stderr
+    assert "of 4 met [1, 2, 3]" in done.stdout, "a gang on both nodes"
 
 
 @pytest.mark.slow
@@ -262,11 +245,11 @@ def test_one_server_stays_one(cluster: Typed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("root", "namespaces")
-def test_three_servers_and_four_nodes_of_namespaces(tmp_path: Path) -> None:
+def test_three_servers_and_two_nodes_of_namespaces(tmp_path: Path) -> None:
     if why := bed.missing():
         pytest.skip(why)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.system.deployment", "--folder", str(tmp_path)],
+        [*DEPLOYMENT, "--nodes", "2", "--short", "--folder", str(tmp_path)],
         cwd=bed.ROOT,
         capture_output=True,
         text=True,

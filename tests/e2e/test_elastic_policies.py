@@ -16,7 +16,17 @@ from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
 
-EVERY_S = 10
+OPTIONS = {
+    # A change costs these jobs little: they are worth it long before they are half a minute old.
+    "pollux": {"every_s": 3, "restart_s": 1},
+    "elasticflow": {"every_s": 3},
+    "look-ahead": {"every_s": 3, "pause_s": 1},
+}
+"""Rounds are short: a job grows one step in each, and every step is measured for five seconds."""
+SAMPLE_S = "0.02"
+"""More than a busy machine adds to a mini-batch: else more workers are no faster there."""
+FEW = 5
+"""Mini-batches that show that a worker trains."""
 Under = Callable[[str], AbstractContextManager[None]]
 
 
@@ -26,7 +36,7 @@ def policy(cluster: Embedded) -> Under:
 
     @contextmanager
     def put(name: str) -> Iterator[None]:
-        ours = {"gpus": 4, "policy": name, "options": {"every_s": EVERY_S}}
+        ours = {"gpus": 4, "policy": name, "options": OPTIONS[name]}
         under(cluster, {**USUAL, "nlp": ours}, name)
         try:
             yield
@@ -46,7 +56,7 @@ def submitted(nlp: Tenant, notes: Path, most: int, **more: Any) -> str:
             "vc": nlp.vc,
             "script": str(SCRIPT),
             "elastic": {"min": 1, "max": most},
-            "env": {"STEPS_FILE": str(notes), "SAMPLE_S": "0.005"},
+            "env": {"STEPS_FILE": str(notes), "SAMPLE_S": SAMPLE_S},
             **more,
         }
     )
@@ -67,7 +77,7 @@ def ends(cluster: Embedded, job: str, notes: Path) -> list[int]:
     return list(dict.fromkeys(world for _, world in made))
 
 
-@pytest.mark.parametrize("name", ["pollux", "elasticflow", "look-ahead"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_job_grows_on_idle_gpus_and_makes_room_for_another(
     name: str, policy: Under, cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
@@ -77,9 +87,9 @@ def test_a_job_grows_on_idle_gpus_and_makes_room_for_another(
         size = {"run_time": "1h", "family": f"growing-{name}"}
         job = submitted(nlp, first, 4, size=size)
         until(lambda: workers(cluster, job) == 4, f"{name} to have {job} grow", DEADLINE_S)
-        until(lambda: len(steps(first, 3)) > 20, "its last worker to train", DEADLINE_S)
+        until(lambda: len(steps(first, 3)) > FEW, "its last worker to train", DEADLINE_S)
         other = submitted(nlp, second, 4, size=size)
-        until(lambda: len(steps(second, 0)) > 20, f"{other} to train", DEADLINE_S)
+        until(lambda: len(steps(second, 0)) > FEW, f"{other} to train", DEADLINE_S)
         assert workers(cluster, job) + workers(cluster, other) <= 4
         assert "most-gain" in cluster.skep("show", job, "--json")
         sizes = ends(cluster, job, first)

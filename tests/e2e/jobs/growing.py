@@ -17,6 +17,22 @@ from torch.utils.data import DataLoader, TensorDataset
 import skep_job
 
 PAUSE_S = 0.01
+AHEAD = 3
+"""Mini-batches from rank 0's word to the last one: no rank is more than one ahead of another."""
+
+
+def is_last(path: str, step: int, rank: int) -> bool:
+    """Return whether every rank stops after this mini-batch: rank 0 has said which one is last."""
+    said = f"{path}.last"
+    if rank == 0 and os.path.exists(f"{path}.stop") and not os.path.exists(said):
+        with open(f"{said}.part", "w", encoding="ascii") as file:
+            file.write(str(step + AHEAD))
+        os.rename(f"{said}.part", said)
+    try:
+        with open(said, encoding="ascii") as file:
+            return step >= int(file.read())
+    except FileNotFoundError:
+        return False
 
 
 def main() -> None:
@@ -38,8 +54,7 @@ def main() -> None:
             nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             os.write(notes, f"{rank} {run.steps + 1} {run.seat.world}\n".encode())
-            # All ranks stop after the same one, a multiple that none is past when the file appears.
-            if run.steps % 100 == 99 and os.path.exists(f"{path}.stop"):
+            if is_last(path, run.steps + 1, run.seat.rank):
                 return
             pause_s = sample_s * len(x) or PAUSE_S
             time.sleep(pause_s)  # tidy: allow sleep because this is a job, and it paces itself
