@@ -75,7 +75,9 @@ def history(seed: int) -> History:
     try:
         live(played)
     except ViolationError as violation:
-        violation.add_note(f"in the history of seed {seed}: `python -m skep.sim.run --story {seed}` shows it")
+        violation.add_note(
+            f"in the history of seed {seed}: `python -m skep.sim.run --story {seed}` shows it"
+        )
         raise
     logs = {name: role.log for name, role in sorted(played.roles.items()) if role.log is not None}
     facts = hashlib.sha256()
