@@ -1,10 +1,12 @@
-"""Refusals of the gateway are counted by caller and minute: a flood costs the log little."""
+"""Refusals of the gateway are counted by the minute: a flood costs the log little."""
 
 from __future__ import annotations
 
+import msgspec
+
 from skep.wire.access import Actor, NoteRefusal
 from skep.wire.reasons import Reason
-from skep_services.gateway.refused import CALLERS_MAX, MINUTE_S, Counted, short
+from skep_services.gateway.refused import COUNTED_MAX, MINUTE_S, Counted, short
 
 BOB = Actor(name="bob", source="10.0.0.3")
 
@@ -36,12 +38,23 @@ def test_what_could_not_be_written_is_counted_on() -> None:
     assert counted.due(MINUTE_S) == [(BOB, refusal("j2", missed=8))]
 
 
+def test_another_action_of_the_same_caller_has_a_line_of_its_own() -> None:
+    counted = Counted()
+    other = msgspec.structs.replace(refusal("j1"), action="set-vcs")
+    for what in (refusal("j1"), other, refusal("j2"), other):
+        counted.take(BOB, what, 0.0)
+    assert counted.due(0.0) == [
+        (BOB, refusal("j2", missed=1)),
+        (BOB, msgspec.structs.replace(other, missed=1)),
+    ]
+
+
 def test_each_caller_has_minutes_of_its_own_and_only_so_many_are_counted() -> None:
     counted = Counted()
-    for number in range(CALLERS_MAX):
+    for number in range(COUNTED_MAX):
         assert counted.take(Actor(name=f"p{number}"), refusal("j1"), 0.0)
     assert not counted.take(Actor(name="late"), refusal("j1"), 0.0)
-    assert len(counted.due(0.0)) == CALLERS_MAX
+    assert len(counted.due(0.0)) == COUNTED_MAX
     assert counted.due(MINUTE_S) == []
     assert counted.take(Actor(name="late"), refusal("j1"), MINUTE_S)
 

@@ -105,9 +105,8 @@ def tokens_check(
     left = {who: int((at - now * 10**9) / NS_PER_DAY) for who, at in ends.items()}
     soon = sorted((days, who) for who, days in left.items() if days < TOKEN_DAYS_ADVISED)
     if not soon:
-        return Check(
-            "tokens of people", OK, f"none is the last one and ends in {TOKEN_DAYS_ADVISED} days"
-        )
+        text = f"nobody's last one ends within {TOKEN_DAYS_ADVISED} days"
+        return Check("tokens of people", OK, text)
     names = [f"{who} (in {render.plural(max(0, days), 'day')})" for days, who in soon]
     todo = "they make another one while it holds: skep token create NAME"
     return Check("tokens of people", WARN, f"the last one ends soon: {shown(names)}", todo)

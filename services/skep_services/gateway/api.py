@@ -264,6 +264,8 @@ def check(action: Action, caller: Caller, vc: str, owner: str = "") -> None:
         forbidden: An ApiError (403): its role is too low.
     """
     ruling = caller.ruling(action, vc, owner)
+    if ruling.reason is Reason.NOT_ITS_OWNER and owner:
+        ruling = msgspec.structs.replace(ruling, text=f"{ruling.text}, and it is {owner}'s")
     if not ruling:
         raise forbidden(ruling)
 

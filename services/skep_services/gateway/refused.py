@@ -1,8 +1,9 @@
-"""What the gateway refuses for want of a right, for the audit log: a line a person and a minute.
+"""What the gateway refuses for want of a right, for the audit log, counted by the minute.
 
-The first refusal of a caller is written at once. Further ones within a minute are counted, and the
-last of them is written at its end with that count. So a flood costs the log a line a minute for
-each caller, and none is lost: while the access service is away they are counted on.
+The first refusal of a caller and an action is written at once. Further ones within a minute are
+counted, and the last of them is written at its end with that count. So a flood costs the log a line
+a minute for each action, and the access service bounds what all actions of a caller cost. None is
+lost: while the access service is away they are counted on.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from skep_services.gateway.route_rights import ACTIONS
 log = structlog.get_logger(service="gateway")
 
 MINUTE_S = 60.0
-CALLERS_MAX = 1_000
-"""Callers whose refusals are counted at once; of more the gateway's own log has a line."""
+COUNTED_MAX = 1_000
+"""Callers and actions whose refusals are counted at once; of more the gateway's own log has a line.
+A caller has fewer than a hundred actions."""
 
 
 class Minute(msgspec.Struct):
-    """The minute of a caller that began with a line; `latest` is what has none yet."""
+    """The minute of a caller and an action that began with a line; `latest` is what has none yet."""
 
     until_s: float
     latest: tuple[Actor, NoteRefusal] | None = None
@@ -42,7 +44,7 @@ class Counted:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._minutes: dict[str, Minute] = {}
+        self._minutes: dict[tuple[str, str], Minute] = {}
 
     def take(self, actor: Actor, what: NoteRefusal, now_s: float) -> bool:
         """Count a refusal.
@@ -55,28 +57,29 @@ class Counted:
         Returns:
             Whether it was counted; else too many others were refused something lately.
         """
-        minute = self._minutes.get(actor.name)
+        whose = actor.name, what.action
+        minute = self._minutes.get(whose)
         if minute is None:
-            if len(self._minutes) >= CALLERS_MAX:
+            if len(self._minutes) >= COUNTED_MAX:
                 return False
-            minute = self._minutes[actor.name] = Minute(now_s)
+            minute = self._minutes[whose] = Minute(now_s)
         minute.latest = actor, what
         minute.count += 1 + what.missed
         return True
 
     def due(self, now_s: float) -> list[tuple[Actor, NoteRefusal]]:
-        """Return what is to be written now. Another minute of each of these callers begins."""
+        """Return what is to be written now. Another minute begins for each of these."""
         found = []
-        for name, minute in list(self._minutes.items()):
+        for whose, minute in list(self._minutes.items()):
             if minute.until_s > now_s:
                 continue
             if minute.latest is None:
-                del self._minutes[name]
+                del self._minutes[whose]
                 continue
             actor, what = minute.latest
             missed = min(minute.count - 1, COUNT_MAX)
             found.append((actor, msgspec.structs.replace(what, missed=missed)))
-            self._minutes[name] = Minute(now_s + MINUTE_S)
+            self._minutes[whose] = Minute(now_s + MINUTE_S)
         return found
 
     def due_at(self) -> float | None:
