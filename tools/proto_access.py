@@ -57,6 +57,7 @@ WISHES: tuple[access.Wish, ...] = (
     access.RemoveNode(node="gpu-7"),
     access.TakeKey(person="ada", vc="nlp", key=KEY),
     access.NoteAction(action="cancel", target="j17", vc="nlp"),
+    access.NoteRefusal(action="cancel", target="j17", why=Reason.NOT_ITS_OWNER, vc="nlp", missed=3),
 )
 ASKED = (
     access.AskAccess(actor=ACTOR, wish=WISHES[0]),

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from skep.sim.history import live
 from skep.sim.logs import FactLog
+from skep.sim.violation import ViolationError
 from skep.sim.world import Settings, World
 from tests.fold_kit import digests
 
@@ -65,9 +66,19 @@ class History(NamedTuple):
 
 
 def history(seed: int) -> History:
-    """Return what happens in the history of a seed."""
+    """Return what happens in the history of a seed.
+
+    Raises:
+        ViolationError: An invariant broke; it has a note that names the seed.
+    """
     played = World(seed, Settings(check_every=CHECK_EVERY))
-    live(played)
+    try:
+        live(played)
+    except ViolationError as violation:
+        violation.add_note(
+            f"in the history of seed {seed}: `python -m skep.sim.run --story {seed}` shows it"
+        )
+        raise
     logs = {name: role.log for name, role in sorted(played.roles.items()) if role.log is not None}
     facts = hashlib.sha256()
     for name, log in logs.items():

@@ -13,6 +13,8 @@ from nacl.signing import SigningKey
 
 from skep import __version__
 from skep.units import NS_PER_SECOND, Duration, seconds
+from skep.wire.access import Audited, Outcome
+from skep.wire.reasons import Reason
 from skep_services.access import secrets
 from skep_services.attempts import ATTEMPTS
 from skep_services.gateway import asking
@@ -162,6 +164,50 @@ async def test_what_touches_others_is_in_the_audit_log(tmp_path: Path) -> None:
         assert {line.get("vc") for line in others if line["actor"] != "mia"} == {"nlp"}
         about = (await bob.get("/v1/audit"))["lines"]
         assert {line["target"].partition("/")[0] for line in about} == {"bob"}
+
+
+async def test_what_the_table_of_rights_refuses_is_in_the_audit_log(tmp_path: Path) -> None:
+    """With the actor, the address and the reason; a flood has one line, and is counted."""
+    async with opened(tmp_path) as house:
+        await house.with_nodes()
+        ada = await house.with_person("ada", nlp="submitter")
+        mia = await house.with_person("mia", nlp="manager")
+        bob = await house.with_person("bob", vision="submitter")
+        job = (await mia.json("POST", "/v1/jobs", 201, spec()))["job"]
+        await house.caught_up()
+        await ada.json("DELETE", f"/v1/jobs/{job}", 403)
+        for _ in range(5):
+            await ada.get(f"/v1/jobs/{job}/logs", 403)
+        await bob.get(f"/v1/jobs/{job}", 404)  # It learns nothing of it, and is seen.
+        await bob.get("/v1/jobs/j999", 404)  # That is no refusal.
+        await house.vision.get("/v1/jobs?vc=nlp", 403)
+        view = house.gateway.people.view
+        assert view is not None
+
+        def refused() -> dict[tuple[str, str], Audited]:
+            lines = [line for line in view.lines if line.outcome is Outcome.REFUSED]
+            found = {(line.actor, line.action): line for line in lines}
+            assert len(found) == len(lines)
+            return found
+
+        assert await house.gateway.watch.until("access", lambda: len(refused()) == 4, 60)
+        line = refused()["ada", "cancel"]
+        assert (line.target, line.vc) == (job, "nlp")
+        assert (line.why, line.source) == (Reason.NOT_ITS_OWNER, "127.0.0.1")
+        assert line.token == (await ada.get("/v1/tokens"))["tokens"][0]["token"]
+        assert refused()["ada", "read-logs"].why is Reason.NOT_ITS_OWNER
+        assert refused()["bob", "see-jobs"].why is Reason.NO_ROLE
+        assert refused()["vc-vision", "see-jobs"].why is Reason.WRONG_VC
+        # A manager sees what was tried in its VC. A disabled person is known, too.
+        seen = (await mia.get("/v1/audit?outcome=refused"))["lines"]
+        assert {line["actor"] for line in seen} == {"ada", "bob", "vc-vision"}
+        eve = await house.with_person("eve", nlp="viewer")
+        await house.op.json("POST", "/v1/people/disable", 200, {"person": "eve"})
+        await eve.get("/v1/jobs", 403)
+        assert await house.gateway.watch.until(
+            "access", lambda: ("eve", "see-jobs") in refused(), 60
+        )
+        assert refused()["eve", "see-jobs"].why is Reason.PERSON_DISABLED
 
 
 async def test_what_cannot_be_noted_is_not_done(

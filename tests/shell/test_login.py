@@ -291,6 +291,18 @@ async def test_the_providers_keys_may_change_and_it_may_be_away(tmp_path: Path) 
             ticks[0] = 62.0
             gone = issuer.token(kid="newer", iss="http://127.0.0.1:9")
             assert (await login(house, gone, 503))["error"]["reason"] == "provider-away"
+            told = await house.op.get("/v1/provider")
+            assert (told["issuer"], told["ok"], told["ahead_s"]) == (
+                "http://127.0.0.1:9",
+                False,
+                None,
+            )
+            assert "127.0.0.1:9" in told["text"]
+            provider.settings = oidc
+            told = await house.op.get("/v1/provider")
+            assert (told["ok"], told["text"]) == (True, "")
+            assert abs(told["ahead_s"]) < 5
+            await house.nlp.get("/v1/provider", 403)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from skep.units import after, seconds
 from skep.wire.admin import DrainNode
+from skep.wire.cluster import PersonLimits
 from skep.wire.facts import JobRan, JobRequeued
 from skep.wire.reasons import Reason
 from skep_lab.outcome import RunResult
@@ -52,6 +53,20 @@ def test_users_of_a_trace_share_by_drf() -> None:
     settings = Settings(policies={"all": ("drf", {})})
     result = run(Trace(name="t", jobs=tuple(jobs)), uniform(1, 2), settings, Steady())
     assert [job.began for job in result.jobs] == [0, 0, seconds(20), seconds(10)]
+
+
+def test_a_job_that_has_begun_makes_room_under_the_limit_of_its_person() -> None:
+    """One job of ada may wait: c is refused, as b still does; d is not, as b has begun."""
+    cluster = uniform(1, 1)
+    limited = msgspec.structs.replace(cluster.vcs["all"], limits=PersonLimits(queued=1))
+    cluster = msgspec.structs.replace(cluster, vcs={"all": limited})
+    jobs = [
+        TraceJob(id=name, at=seconds(at), run_time=seconds(10), gpus=1, user="ada")
+        for name, at in (("a", 0), ("b", 1), ("c", 2), ("d", 11))
+    ]
+    result = run(Trace(name="t", jobs=tuple(jobs)), cluster, Settings(), Steady())
+    assert [one.began for one in result.jobs] == [0, seconds(10), None, seconds(20)]
+    assert "have not begun" in result.jobs[2].refused
 
 
 def test_jobs_run_one_after_the_other_where_only_one_fits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,19 @@ import pytest
 from skep.sim import run
 from skep.sim.history import Result
 from skep.sim.run import Summary, main, read_seeds
+from skep.sim.violation import ViolationError
 
 Out = pytest.CaptureFixture[str]
+
+
+def test_a_violation_crosses_to_another_process_with_its_note() -> None:
+    violation = ViolationError("I2", "node-1:0 is held twice")
+    violation.add_note("seed 7")
+
+    other = pickle.loads(pickle.dumps(violation))
+
+    assert str(other) == "I2: node-1:0 is held twice"
+    assert (other.invariant, other.__notes__) == ("I2", ["seed 7"])
 
 
 def test_clean_histories_are_summed_up(capsys: Out) -> None:

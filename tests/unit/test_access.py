@@ -31,6 +31,7 @@ from skep.wire.access import (
     MakeJoinToken,
     MakeToken,
     NoteAction,
+    NoteRefusal,
     Outcome,
     PersonAdded,
     RemoveNode,
@@ -525,6 +526,28 @@ def test_actions_on_other_things_are_noted(access: Access) -> None:
     line = access.lines[-1]
     assert (line.actor, line.action, line.target, line.vc) == ("mia", "cancel", "j7", "nlp")
     assert (line.source, line.reason, line.outcome) == ("10.1.1.1", "it hung", Outcome.DONE)
+
+
+def test_what_a_gateway_refused_is_noted_with_those_between(access: Access) -> None:
+    bob = Actor(name="bob", source="10.0.0.3")
+    wish = NoteRefusal(action="cancel", target="j7", vc="nlp", why=Reason.NOT_ITS_OWNER, missed=4)
+    assert access.told(wish, bob) == "ok"
+    line = access.lines[-1]
+    assert (line.actor, line.source, line.action, line.target) == (
+        "bob",
+        "10.0.0.3",
+        "cancel",
+        "j7",
+    )
+    assert (line.outcome, line.why, line.missed) == (Outcome.REFUSED, Reason.NOT_ITS_OWNER, 4)
+    # Several gateways together, too, write only so many of one person.
+    for _ in range(2 * REFUSALS_BURST):
+        assert access.told(wish, bob) == "ok"
+    assert sum(line.actor == "bob" for line in access.lines) == REFUSALS_BURST
+    access.told(wish, bob, 3600.0)
+    assert sum(1 + line.missed for line in access.lines if line.actor == "bob") == 5 * (
+        2 + 2 * REFUSALS_BURST
+    )
 
 
 def test_a_snapshot_is_the_whole_state(access: Access) -> None:

@@ -151,12 +151,13 @@ assert set(RIGHTS) == set(Action), "every action has its right"
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """Whether something is allowed; where it is not, why, and which role would be enough."""
+    """Whether something is allowed; where it is not, why, and which role (in `vc`) would be enough."""
 
     allowed: bool
     reason: Reason | None = None
     text: str = ""
     needs: Role | None = None
+    vc: str = ""
 
     def __bool__(self) -> bool:
         """Return whether it is allowed."""
@@ -187,10 +188,10 @@ def may(action: Action, role: Role | None, *, own: bool = False, vc: str = "") -
     where = f" of VC {vc}" if vc and needed is not Role.OPERATOR else ""
     has = f"it takes the role {needed}{where} to {right.text}"
     if role is None and needed is not Role.OPERATOR:
-        return Ruling(False, Reason.NO_ROLE, f"{has}; you have no role there", needed)
+        return Ruling(False, Reason.NO_ROLE, f"{has}; you have no role there", needed, vc)
     theirs = not own and right.own is not None and role is not None and role.covers(right.own)
     if theirs and right.own is not right.others:
         text = f"it takes the role {needed}{where} to {right.text} that is another's"
-        return Ruling(False, Reason.NOT_ITS_OWNER, f"{text}; you are {role}", needed)
+        return Ruling(False, Reason.NOT_ITS_OWNER, f"{text}; you are {role}", needed, vc)
     mine = f"; you are {role}" if role is not None else ""
-    return Ruling(False, Reason.ROLE_TOO_LOW, f"{has}{mine}", needed)
+    return Ruling(False, Reason.ROLE_TOO_LOW, f"{has}{mine}", needed, vc)

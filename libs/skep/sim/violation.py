@@ -11,8 +11,12 @@ class ViolationError(Exception):
 
     def __init__(self, invariant: str, text: str) -> None:
         """Say which invariant broke, and how."""
-        super().__init__(f"{invariant}: {text}")
+        # Both are arguments, so that one is the same after it has crossed to another process.
+        super().__init__(invariant, text)
         self.invariant = invariant
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 def require(holds: bool, invariant: str, text: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from skep.units import Instant
-from skep.wire.bounds import LISTED_MAX, Moment, Short, Token
+from skep.wire.bounds import LISTED_MAX, Count, Moment, Short, Token
 from skep.wire.facts import EpochBegan
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
@@ -242,6 +242,19 @@ class NoteAction(_Wish, frozen=True, tag="note-action"):
     vc: Short = ""
 
 
+class NoteRefusal(_Wish, frozen=True, tag="note-refusal"):
+    """Write into the audit log what the asker refused an actor, and why.
+
+    `missed` counts its refusals since the line before, which have none of their own.
+    """
+
+    action: Short
+    target: Short
+    why: Reason
+    vc: Short = ""
+    missed: Count = 0
+
+
 Wish = (
     AddPerson
     | BindPerson
@@ -260,6 +273,7 @@ Wish = (
     | RemoveNode
     | TakeKey
     | NoteAction
+    | NoteRefusal
 )
 
 
@@ -541,4 +555,4 @@ ACTIONS: dict[type[Any], str] = {
     RemoveNode: "remove node",
     TakeKey: "take key",
 }
-"""What the audit log calls each request; that of `NoteAction` is in it."""
+"""What the audit log calls each request; those of `NoteAction` and `NoteRefusal` are in them."""

@@ -29,6 +29,7 @@ from skep.wire.facts import (
     CancelAsked,
     CellsSet,
     EpochBegan,
+    JobBound,
     JobEnded,
     JobRan,
     JobRequeued,
@@ -52,6 +53,8 @@ from skep_lab.workloads.situation import Speeds
 ADMISSION_HEARS = (JobEnded, NodeAdded, CellsSet)
 PROMISES_HEAR = (*ADMISSION_HEARS, JobRan, JobRequeued, JobChanged, NodeDrained)
 """What it follows where a VC keeps promises; elsewhere it comes to nothing."""
+LIMITS_HEAR = (JobBound,)
+"""And where a VC limits people: a job that has begun makes room for a further one."""
 NODES_JOIN = seconds(10.0)
 """How long before the trace begins the nodes join, so that its first jobs find them."""
 FOR_EVER = Duration(2**62)
@@ -156,7 +159,9 @@ class World:
         """Jobs wait, and nothing will ever happen."""
         self._circles = Circles()
         keeps = any(policy.keeps_promises for policy in made)
-        self._hears = PROMISES_HEAR if keeps else ADMISSION_HEARS
+        limited = any(vc.limits is not None for vc in self.cluster.vcs.values())
+        hears = PROMISES_HEAR if keeps else ADMISSION_HEARS
+        self._hears = (*hears, *LIMITS_HEAR) if limited else hears
         self.hear: Callable[[AdmissionFact, Instant], None] | None = None
         """Is called with every fact of admission."""
         self._facts: list[AllocatorFact] = []

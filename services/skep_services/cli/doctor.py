@@ -493,7 +493,9 @@ def oddity_checks(identity: str, health: dict[str, Any], log: str) -> Iterator[C
 
 
 def token_checks(client: Client) -> Iterator[Check]:
-    """Yield whether the token is accepted."""
+    """Yield whether the token is accepted, and what its owner may know of the cluster."""
+    from skep_services.cli.doctor_people import people_checks
+
     try:
         answer = client.get("/v1/vcs")
     except CommandError as error:
@@ -502,6 +504,7 @@ def token_checks(client: Client) -> Iterator[Check]:
         yield Check("token", OK, "accepted")
         yield cells_check(answer.get("alarms", ()))
         yield from limit_checks(client)
+        yield from people_checks(client, time.time())
 
 
 def limit_checks(client: Client) -> Iterator[Check]:

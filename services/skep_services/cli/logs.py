@@ -49,7 +49,9 @@ def options_logs(parser: ArgumentParser) -> None:
 
 
 def run_logs(arguments: Namespace) -> int:
-    """Print a job's output. `--json` prints one object per piece, with rank and text.
+    """Print a job's output. Its owner and the managers of its VC may read it.
+
+    `--json` prints one object per piece, with rank and text.
 
     Returns:
         The exit code: always 0.

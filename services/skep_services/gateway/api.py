@@ -44,6 +44,8 @@ OPEN_PATHS = (
 and to renew one shows something else."""
 QUERY_NUMBER_MAX = 2**53
 
+CODES: Mapping[str, Reason] = {reason.value: reason for reason in Reason}
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -55,6 +57,13 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(text)
         self.status = status
+        self.why = CODES.get(reason, Reason.ROLE_TOO_LOW) if status == 403 else None
+        """Why the caller has no right to what it asked for, as the audit log says it; None: it is
+        refused for something else, or there is a line already."""
+        self.vc = ""
+        """The VC that it has no right in, if it is of one."""
+        self.caller: Caller | None = None
+        """The caller, where it is known and yet refused as such."""
         self.body = {"error": {"reason": reason, "text": text, "problems": problems}, **more}
 
 
@@ -154,7 +163,10 @@ class Authenticates(Protocol):
 
 
 def middleware(
-    authentication: Authenticates, metrics: Metrics, count: Callable[[Caller], None]
+    authentication: Authenticates,
+    metrics: Metrics,
+    count: Callable[[Caller], None],
+    note: Callable[[Caller, web.Request, ApiError], None],
 ) -> Any:
     """Return the middleware that authenticates, measures, and turns errors into JSON.
 
@@ -163,12 +175,14 @@ def middleware(
         metrics: Every request is counted in it.
         count: Takes the caller of each request that has a token. It raises ApiError for one too
             many.
+        note: Takes what is refused to callers, for the audit log.
     """
 
     @web.middleware
     async def through(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         status = 500
+        caller: Caller | None = None
         try:
             if request.path not in OPEN_PATHS:
                 caller = await authentication.caller(request)
@@ -179,6 +193,8 @@ def middleware(
             status = response.status
         except ApiError as error:
             status = error.status
+            if (refused := error.caller or caller) is not None:
+                note(refused, request, error)
             response = json_response(error.body, status)
             if "retry_after_s" in error.body:
                 # The header has whole seconds; the body says it exactly.
@@ -239,7 +255,9 @@ def number(request: web.Request, name: str, default: int, most: int = QUERY_NUMB
 def forbidden(ruling: Ruling) -> ApiError:
     """Return the answer to what a caller may not do; it names the role that would be enough."""
     assert ruling.reason is not None, ruling
-    return ApiError(403, ruling.reason, ruling.text)
+    error = ApiError(403, ruling.reason, ruling.text)
+    error.vc = ruling.vc
+    return error
 
 
 def check(action: Action, caller: Caller, vc: str, owner: str = "") -> None:
@@ -255,6 +273,8 @@ def check(action: Action, caller: Caller, vc: str, owner: str = "") -> None:
         forbidden: An ApiError (403): its role is too low.
     """
     ruling = caller.ruling(action, vc, owner)
+    if ruling.reason is Reason.NOT_ITS_OWNER and owner:
+        ruling = msgspec.structs.replace(ruling, text=f"{ruling.text}, and it is {owner}'s")
     if not ruling:
         raise forbidden(ruling)
 
@@ -263,12 +283,20 @@ def wrong_vc(caller: Caller, vc: str) -> ApiError:
     """Return the answer to what is about a VC of which the caller sees nothing."""
     if caller.person:
         return forbidden(caller.ruling(Action.SEE_JOBS, vc))
-    return ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
+    error = ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
+    error.vc = vc
+    return error
 
 
 def unknown_job(name: str) -> ApiError:
     """Return the answer for a job that does not exist, or that the caller may not know of."""
     return ApiError(404, Reason.UNKNOWN_JOB, f"there is no job {name}")
+
+
+def hidden(error: ApiError, vc: str) -> ApiError:
+    """Return an answer that hides something of a VC; the audit log says that it was asked for."""
+    error.why, error.vc = Reason.NO_ROLE, vc
+    return error
 
 
 def _admit(request: web.Request, caller: Caller) -> None:

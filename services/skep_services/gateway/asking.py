@@ -81,7 +81,9 @@ class Asking:
         if not answer.accepted:
             reason = answer.reason or Reason.BAD_VALUE
             text = answer.text or TEXT[reason]
-            raise ApiError(STATUS.get(reason, 422), reason, text)
+            refused = ApiError(STATUS.get(reason, 422), reason, text)
+            refused.why = None  # The access service has written its line.
+            raise refused
         if seen is not None:
             await self._watch.until(NEWS, seen, SEEN_S)
         return answer

@@ -209,28 +209,32 @@ class Authentication:
 
     def _person(self, people: People, token: TokenOf, source: str, reason: str) -> Caller:
         # The right token was shown, so what is said of it is said to its owner.
+        caller = Caller(
+            token.person,
+            "",
+            person=token.person,
+            standing=people.standing(token.person),
+            token=token.token,
+            source=source,
+            reason=reason,
+        )
         if token.revoked_at:
             text = f"the token {token.token} ({token.name}) was revoked: run `skep login`"
-            raise ApiError(401, Reason.TOKEN_REVOKED, text)
+            refused = ApiError(401, Reason.TOKEN_REVOKED, text)
+            refused.why, refused.caller = Reason.TOKEN_REVOKED, caller
+            raise refused
         if token.expires_at <= self._now():
             text = f"the token {token.token} ({token.name}) has expired: run `skep login`"
             raise ApiError(401, Reason.TOKEN_EXPIRED, text)
         if token.person not in people.people:
             text = f"there is no person {token.person} any more: ask an operator"
             raise ApiError(401, Reason.UNKNOWN_PERSON, text)
-        standing = people.standing(token.person)
-        if standing.disabled:
+        if caller.standing.disabled:
             text = f"{token.person} is disabled: ask an operator"
-            raise ApiError(403, Reason.PERSON_DISABLED, text)
-        return Caller(
-            token.person,
-            "",
-            person=token.person,
-            standing=standing,
-            token=token.token,
-            source=source,
-            reason=reason,
-        )
+            refused = ApiError(403, Reason.PERSON_DISABLED, text)
+            refused.caller = caller
+            raise refused
+        return caller
 
 
 def digest_of(text: str) -> str:

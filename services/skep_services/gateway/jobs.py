@@ -18,6 +18,7 @@ from skep_services.gateway.api import (
     ApiError,
     caller_of,
     check,
+    hidden,
     json_response,
     number,
     raw_response,
@@ -284,8 +285,10 @@ class Jobs:
 
     def _by_id(self, caller: Caller, name: str) -> Job:
         job = self._indexer.fold.find(name)
-        if job is None or not caller.may(job.row.vc):
+        if job is None:
             raise unknown_job(name)
+        if not caller.may(job.row.vc):
+            raise hidden(unknown_job(name), job.row.vc)
         return job
 
     def _active(self, state: str, vc: Only, name: str, owner: str = "") -> list[Job]:

@@ -3,6 +3,7 @@
     GET  /v1/login             which provider, and a nonce for a login that has one
     POST /v1/login             the ID token of the provider; the answer has a token of Skep's
     POST /v1/login/provider    a question to the provider, if it wants a secret of its client
+    GET  /v1/provider          whether the provider answers the gateway, for operators
 
 The flow itself is between the person's machine and the provider: the gateway sees its end only. If
 the provider wants a secret, the gateway asks in the person's place, and tells nobody the secret. A
@@ -22,13 +23,14 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta
 
+from skep.access.rights import Action, may
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.access import Actor, LogIn
 from skep.wire.bounds import Short
 from skep.wire.reasons import Reason
 from skep_services.access import secrets
 from skep_services.attempts import Attempts
-from skep_services.gateway.api import ApiError, json_response
+from skep_services.gateway.api import ApiError, caller_of, forbidden, json_response
 from skep_services.gateway.asking import Asking
 from skep_services.gateway.authentication import Authentication, digest_of
 from skep_services.gateway.bodies import Body, read
@@ -86,6 +88,7 @@ class Logins:
             web.get("/v1/login", self.options, allow_head=False),
             web.post("/v1/login", self.login),
             web.post("/v1/login/provider", self.ask_provider),
+            web.get("/v1/provider", self.provider, allow_head=False),
         ]
 
     async def options(self, request: web.Request) -> web.StreamResponse:
@@ -181,6 +184,21 @@ class Logins:
         await self._asking.ask(Actor(source=source), wish, seen)
         told = {"person": vouched.person, "token": made.id, "expires_at": wish.expires_at}
         return json_response({**told, "text": secrets.text_of(made)}, 201)
+
+    async def provider(self, request: web.Request) -> web.StreamResponse:
+        """Answer whether the provider answers this gateway, and how its clock differs.
+
+        Raises:
+            forbidden: An ApiError (403): the caller is no operator.
+        """
+        ruling = may(Action.MANAGE_PEOPLE, caller_of(request).highest)
+        if not ruling:
+            raise forbidden(ruling)
+        if self._provider is None or self._view is None:
+            return json_response({"issuer": ""})
+        text, ahead_s = await self._provider.answers()
+        issuer = self._provider.settings.issuer
+        return json_response({"issuer": issuer, "ok": not text, "text": text, "ahead_s": ahead_s})
 
     def _nonce(self) -> str:
         body = f"{random.token_hex(16)}-{self._clock.now() // 10**9}"

@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -158,11 +159,27 @@ class Provider:
         self._about_at: float | None = None
         self._fetching = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
+        self._skew_s: float | None = None
+        """How far the provider's clock was ahead when it last answered."""
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+    async def answers(self) -> tuple[str, float | None]:
+        """Return what is wrong with the provider now, and how far its clock is ahead in seconds.
+
+        Returns:
+            One line, empty if it answers with its keys; and None where it does not say the time.
+        """
+        self._skew_s = None
+        try:
+            async with self._fetching:
+                keys = await self._fetch()
+        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+            return one_line(error) or type(error).__name__, self._skew_s
+        return "" if keys else "it has no key that an ID token can be signed with", self._skew_s
 
     async def vouched(self, token: str, nonce: str) -> Vouched:
         """Return what an ID token says.
@@ -334,6 +351,7 @@ class Provider:
         method = "GET" if form is None else "POST"
         asked = self._session.request(method, url, data=form, allow_redirects=False)
         async with asked as answer:
+            self._skew_s = ahead_s(answer.headers.get("Date", ""), self._now_s())
             if answer.status != 200 and not (form and 400 <= answer.status < 500):
                 text = f"{url} answers {answer.status}"
                 raise ValueError(text)
@@ -374,6 +392,15 @@ class Provider:
                 if vc not in found or role.covers(found[vc]):
                     found[vc] = role
         return found
+
+
+def ahead_s(date: str, now_s: float) -> float | None:
+    """Return how far the clock of a `Date` header is ahead (seconds); None: it has no date."""
+    try:
+        told_s = parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return told_s + 0.5 - now_s  # The header is cut to whole seconds.
 
 
 def _refuse(why: str) -> NoReturn:

@@ -22,6 +22,7 @@ from skep_services.gateway.joins import Joins
 from skep_services.gateway.logins import Logins
 from skep_services.gateway.oidc import OidcSettings, Provider, read_settings
 from skep_services.gateway.people import NEWS, PeopleView
+from skep_services.gateway.refused import Refusals
 from skep_services.gateway.watch import Watch
 from skep_services.pki.certificates import CertificateError, describe_file
 from skep_services.ports import Bus, Clock
@@ -98,6 +99,7 @@ class Peopled:
         self._tokens = tokens
         self.view = PeopleView(intake, watch) if settings.on else None
         self._asking = Asking(bus, watch)
+        self._refusals = Refusals(self._asking, time.monotonic)
         self._provider = Provider(settings.oidc) if settings.oidc is not None else None
         view = self.view
         self.authentication = Authentication(
@@ -168,8 +170,14 @@ class Peopled:
             about = {"action": action, "target": target, "vc": vc, "source": caller.source}
             log.error("not in the audit log: the access service is away", **about)
 
+    def refused(self, caller: Caller, request: web.Request, error: ApiError) -> None:
+        """Take what was refused to a caller, for the audit log; without people there is none."""
+        if self._settings.on:
+            self._refusals.note(caller, request, error)
+
     async def close(self) -> None:
         """Close what was opened."""
+        await self._refusals.close()
         if self._provider is not None:
             await self._provider.close()
 

@@ -33,7 +33,7 @@ from skep.wire.search_facts import (
     Stand,
 )
 from skep.wire.spec import SPEC_BYTES_MAX
-from skep_services.gateway.api import ApiError, caller_of, check, json_response, number
+from skep_services.gateway.api import ApiError, caller_of, check, hidden, json_response, number
 from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.index import one_by_one
 from skep_services.gateway.intake import Intake
@@ -376,12 +376,16 @@ class Searches:
         """Return the search a request is about, and its end (None: it is not over).
 
         Raises:
-            ApiError: There is no such search, or the caller may not see it (404).
+            ApiError: There is no such search (404).
+            hidden: An ApiError (404): the caller may not see it.
         """
         name = request.match_info["search"]
         found = self._view.find(name) if is_search_id(name) else None
-        if found is None or not caller_of(request).may(found[0].spec.vc):
-            raise ApiError(404, Reason.UNKNOWN_SEARCH, f"there is no search {name}")
+        unknown = ApiError(404, Reason.UNKNOWN_SEARCH, f"there is no search {name}")
+        if found is None:
+            raise unknown
+        if not caller_of(request).may(found[0].spec.vc):
+            raise hidden(unknown, found[0].spec.vc)
         return found
 
     async def _asked(self, request: web.Request, vc: str, what: dict[str, Any]) -> SearchVerdict:

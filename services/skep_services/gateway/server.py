@@ -258,7 +258,9 @@ class Gateway:
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
-            middlewares=[middleware(self.people.authentication, metrics, limits.request)],
+            middlewares=[
+                middleware(self.people.authentication, metrics, limits.request, self.people.refused)
+            ],
             client_max_size=BODY_BYTES_MAX,
         )
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)

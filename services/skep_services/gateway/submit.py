@@ -377,7 +377,9 @@ def submits(action: Action, caller: Caller, vc: str) -> None:
     """
     if not caller.person and not caller.may(vc):
         text = f"this token is for VC {caller.vc}, the spec names {vc}"
-        raise ApiError(403, Reason.WRONG_VC, text)
+        refused = ApiError(403, Reason.WRONG_VC, text)
+        refused.vc = vc
+        raise refused
     check(action, caller, vc, caller.person)
 
 

@@ -12,7 +12,8 @@ A signer makes certificates and rights on the bus, and revokes them; it is calle
 events. A key is recorded before it is signed, and is revoked after it is recorded as dropped: what
 a crash leaves between the two is called again at the start. A request is answered once what follows
 from it is durable, one for a key once the key is signed. Each request has a line in the audit log;
-of refusals, which cost their author nothing, only so many (`REFUSALS_BURST`).
+of refusals, which cost their author nothing, only so many (`REFUSALS_BURST`). What a gateway refuses
+by the same table it tells (`NoteRefusal`), and that is counted with the refusals of here.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from skep.wire.access import (
     MakeJoinToken,
     MakeToken,
     NoteAction,
+    NoteRefusal,
     Outcome,
     PersonAdded,
     PersonBound,
@@ -205,6 +207,10 @@ class AccessMachine:
             self._audit(event.ask, None, now)
             self._answer(event.reply, None)
             return
+        if isinstance(wish, NoteRefusal):
+            self._audit(event.ask, Refusal(wish.why, ""), now)
+            self._answer(event.reply, None)
+            return
         told: Told = self._unfit(actor, now)
         if told is None:
             told = self._do(actor, wish, now)
@@ -233,7 +239,7 @@ class AccessMachine:
 
     def _do(self, actor: Actor, wish: Wish, now: Instant) -> Told:
         """Record what a request leads to, and return what is told of it."""
-        assert not isinstance(wish, NoteAction), wish
+        assert not isinstance(wish, NoteAction | NoteRefusal), wish
         match wish:
             case AddPerson() | BindPerson() | DisablePerson() | EnablePerson() | RemovePerson():
                 return self._of_person(actor, wish, now)
@@ -740,11 +746,13 @@ class AccessMachine:
         actor, wish, missed = ask.actor, ask.wish, 0
         if refused is not None:
             author = actor.name or actor.source
-            noted = refusals.count(self._soft.refused, author, now)
+            others = wish.missed if isinstance(wish, NoteRefusal) else 0
+            noted = refusals.count(self._soft.refused, author, now, others)
             if noted is None:
                 return
             missed = noted
-        action = wish.action if isinstance(wish, NoteAction) else ACTIONS[type(wish)]
+        told = isinstance(wish, NoteAction | NoteRefusal)
+        action = wish.action if told else ACTIONS[type(wish)]
         self._record(
             Audited(
                 at=now,

@@ -16,6 +16,7 @@ from skep.wire.access import (
     MakeJoinToken,
     MakeToken,
     NoteAction,
+    NoteRefusal,
     RenewNode,
     RevokeJoinToken,
     RevokeToken,
@@ -88,13 +89,14 @@ class Bucket(msgspec.Struct):
     missed: int = 0
 
 
-def count(buckets: dict[str, Bucket], author: str, now: Instant) -> int | None:
+def count(buckets: dict[str, Bucket], author: str, now: Instant, others: int = 0) -> int | None:
     """Count a refusal.
 
     Args:
         buckets: Those of all actors; they are changed.
         author: The actor.
         now: The time.
+        others: How many before it, of which only their number was told.
 
     Returns:
         None: it is not to be noted. Else how many before it were not.
@@ -109,10 +111,10 @@ def count(buckets: dict[str, Bucket], author: str, now: Instant) -> int | None:
         bucket.left = min(REFUSALS_BURST, bucket.left + more)
         bucket.at = after(bucket.at, Duration(more * REFUSAL_AGAIN))
     if not bucket.left:
-        bucket.missed += 1
+        bucket.missed += 1 + others
         return None
     bucket.left -= 1
-    missed, bucket.missed = bucket.missed, 0
+    missed, bucket.missed = bucket.missed + others, 0
     return missed
 
 
@@ -216,7 +218,7 @@ def allowed_hosts(host: str, token: JoinToken, wish: JoinNode, actor: Actor) -> 
 def target_of(wish: Wish, people: People) -> str:
     """Return what a request is about, as the audit log names it."""
     match wish:
-        case NoteAction():
+        case NoteAction() | NoteRefusal():
             return wish.target
         case MakeToken():
             return f"{wish.person}/{wish.token}"
