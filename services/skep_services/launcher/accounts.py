@@ -206,7 +206,11 @@ def _is_known(number: int) -> bool:
 
 
 def _write(path: str, given: dict[str, Any]) -> None:
-    """Replace the table; a number that was told must not be forgotten, so it is synced."""
+    """Replace the table; a number that was told must not be forgotten, so it is synced.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     aside = path + ".tmp"
     file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

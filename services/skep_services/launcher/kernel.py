@@ -72,6 +72,9 @@ def leave_keyring() -> None:
 
     Who has a keyring may read the keys in it, whatever their account: the launcher's own, which
     systemd gives to each service, must not be that of all jobs.
+
+    Raises:
+        OSError: There is no room for another keyring, or it is not known how to ask here.
     """
     number = KEYCTL.get(platform.machine())
     if number is None:
