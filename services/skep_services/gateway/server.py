@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import ssl
@@ -44,6 +45,7 @@ from skep_services.links import Followed, ForeignSeen
 from skep_services.pki.files import host_port
 from skep_services.ports import Bus, Clock, CorruptLogError, Deliver, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings, listen_at, server_context
+from skep_services.silence import KEEP_ALIVE_S, Silence
 from skep_services.tracing import Tracer
 
 log = structlog.get_logger(service="gateway")
@@ -77,6 +79,8 @@ class Gateway:
         self._path, self._identity = path, identity
         self._subscriptions: list[Subscription] = []
         self._runner: web.AppRunner | None = None
+        self._silence = Silence()
+        self._watching: asyncio.Task[None] | None = None
         self._tokens, self._people = tokens, people
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
@@ -120,8 +124,10 @@ class Gateway:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
+            keepalive_timeout=KEEP_ALIVE_S,
         )
         await self._runner.setup()
+        self._watching = asyncio.create_task(self._silence.watch(self._runner))
         site = web.TCPSite(self._runner, host, port, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
@@ -145,6 +151,8 @@ class Gateway:
     async def close(self) -> None:
         """Stop answering, stop following, write what is left."""
         self.hub.close()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         for subscription in self._subscriptions:
@@ -256,7 +264,10 @@ class Gateway:
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
-            middlewares=[middleware(self.people.authentication, metrics, limits.request)],
+            middlewares=[
+                self._silence.middleware(),
+                middleware(self.people.authentication, metrics, limits.request),
+            ],
             client_max_size=BODY_BYTES_MAX,
         )
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)

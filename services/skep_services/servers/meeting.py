@@ -11,6 +11,7 @@ worth the cluster; one for a node is not.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ssl
@@ -29,6 +30,7 @@ from skep_services.servers import files, setup, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
 from skep_services.servers.versions import VersionError, check_meeting
+from skep_services.silence import KEEP_ALIVE_S, Silence
 
 JOIN_PATH, SERVERS_PATH = "/v1/servers/join", "/v1/servers"
 BODY_BYTES_MAX = 64 * 1024
@@ -80,6 +82,7 @@ class Meeting:
     ) -> None:
         self._home, self._changed, self._say = home, changed, say
         self._runner: web.AppRunner | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Listen.
@@ -88,7 +91,10 @@ class Meeting:
             FilesError: The port is taken.
         """
         file = files.read_server(self._home)
-        application = web.Application(client_max_size=BODY_BYTES_MAX)
+        silence = Silence()
+        application = web.Application(
+            client_max_size=BODY_BYTES_MAX, middlewares=[silence.middleware()]
+        )
         application.add_routes(
             [
                 web.get(CA_PATH, self._authority),
@@ -97,9 +103,14 @@ class Meeting:
             ]
         )
         self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
+            application,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_S,
+            keepalive_timeout=KEEP_ALIVE_S,
         )
         await self._runner.setup()
+        self._watching = asyncio.create_task(silence.watch(self._runner))
         context = following_server(own_tls(self._home), self._say)
         host = None if file.listen == files.EVERYWHERE else file.listen
         site = web.TCPSite(self._runner, host, file.me.ports.servers, ssl_context=context)
@@ -111,6 +122,8 @@ class Meeting:
 
     async def close(self) -> None:
         """Listen no more."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -123,7 +136,7 @@ class Meeting:
     async def _servers(self, request: web.Request) -> web.Response:
         given = request.headers.get("Authorization", "")
         wanted = f"Bearer {meeting_secret(setup.read_secrets(self._home))}"
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode()):
             return _refused(401, "unauthorized", "only servers of the cluster are told")
         file = files.read_server(self._home)
         return _answer(Servers(revision=file.revision, members=file.members))
