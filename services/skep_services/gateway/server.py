@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import ssl
@@ -45,7 +44,6 @@ from skep_services.links import Followed, ForeignSeen
 from skep_services.pki.files import host_port
 from skep_services.ports import Bus, Clock, CorruptLogError, Deliver, Delivery, Subscription
 from skep_services.service import ConfigurationError, Settings, listen_at, server_context
-from skep_services.silence import KEEP_ALIVE_S, Silence
 from skep_services.tracing import Tracer
 
 log = structlog.get_logger(service="gateway")
@@ -56,6 +54,9 @@ BODY_BYTES_MAX = 512 * KIB
 """A cluster's virtual clusters; specs are bounded more tightly."""
 SHUTDOWN_S = 0.5
 """What requests under way get when the gateway is asked to stop; a followed log never ends."""
+QUIET_S = 30.0
+"""How long a connection may be without a whole head of a request. A stranger opens connections at
+no cost, and a process has as many as it may open files; aiohttp's own bound is an hour."""
 BACKLOG = 512
 
 CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK)
@@ -79,8 +80,6 @@ class Gateway:
         self._path, self._identity = path, identity
         self._subscriptions: list[Subscription] = []
         self._runner: web.AppRunner | None = None
-        self._silence = Silence()
-        self._watching: asyncio.Task[None] | None = None
         self._tokens, self._people = tokens, people
         self.indexer, self.hub, self.watch = self._reading()
         self.searches = SearchesView(self.watch, self.indexer.intake)
@@ -124,10 +123,9 @@ class Gateway:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
-            keepalive_timeout=KEEP_ALIVE_S,
+            keepalive_timeout=QUIET_S,
         )
         await self._runner.setup()
-        self._watching = asyncio.create_task(self._silence.watch(self._runner))
         site = web.TCPSite(self._runner, host, port, backlog=BACKLOG, ssl_context=tls)
         try:
             await site.start()
@@ -151,8 +149,6 @@ class Gateway:
     async def close(self) -> None:
         """Stop answering, stop following, write what is left."""
         self.hub.close()
-        if self._watching is not None:
-            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         for subscription in self._subscriptions:
@@ -264,10 +260,7 @@ class Gateway:
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
-            middlewares=[
-                self._silence.middleware(),
-                middleware(self.people.authentication, metrics, limits.request),
-            ],
+            middlewares=[middleware(self.people.authentication, metrics, limits.request)],
             client_max_size=BODY_BYTES_MAX,
         )
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)

@@ -11,7 +11,6 @@ worth the cluster; one for a node is not.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import ssl
@@ -30,12 +29,13 @@ from skep_services.servers import files, setup, tokens
 from skep_services.servers.files import FilesError, Member, Ports, ServerFile
 from skep_services.servers.joining import CA_PATH
 from skep_services.servers.versions import VersionError, check_meeting
-from skep_services.silence import KEEP_ALIVE_S, Silence
 
 JOIN_PATH, SERVERS_PATH = "/v1/servers/join", "/v1/servers"
 BODY_BYTES_MAX = 64 * 1024
 SHUTDOWN_S = 0.5
 ANSWER_WITHIN_S = 2.0
+QUIET_S = 30.0
+"""How long a connection may be without a whole head of a request."""
 
 
 class AskServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,6 @@ class Meeting:
     ) -> None:
         self._home, self._changed, self._say = home, changed, say
         self._runner: web.AppRunner | None = None
-        self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Listen.
@@ -91,10 +90,7 @@ class Meeting:
             FilesError: The port is taken.
         """
         file = files.read_server(self._home)
-        silence = Silence()
-        application = web.Application(
-            client_max_size=BODY_BYTES_MAX, middlewares=[silence.middleware()]
-        )
+        application = web.Application(client_max_size=BODY_BYTES_MAX)
         application.add_routes(
             [
                 web.get(CA_PATH, self._authority),
@@ -107,10 +103,9 @@ class Meeting:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
-            keepalive_timeout=KEEP_ALIVE_S,
+            keepalive_timeout=QUIET_S,
         )
         await self._runner.setup()
-        self._watching = asyncio.create_task(silence.watch(self._runner))
         context = following_server(own_tls(self._home), self._say)
         host = None if file.listen == files.EVERYWHERE else file.listen
         site = web.TCPSite(self._runner, host, file.me.ports.servers, ssl_context=context)
@@ -122,8 +117,6 @@ class Meeting:
 
     async def close(self) -> None:
         """Listen no more."""
-        if self._watching is not None:
-            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
 
