@@ -6,8 +6,10 @@ part is a taken-over agent: it may ask the launcher for anything. `-s` shows eve
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import shutil
 import socket
 import textwrap
@@ -36,6 +38,7 @@ shared_memory = "16M"
 [devices]
 nodes = ["/dev/fuse"]
 """
+KEYCTL, ADD_KEY = (250, 248) if platform.machine() == "x86_64" else (219, 217)
 SAY = """
 import ctypes, errno, glob, os, resource, signal, socket, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -142,6 +145,9 @@ class Attack:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[LauncherUnderTest]:
+    libc = ctypes.CDLL(None)
+    libc.syscall(KEYCTL, 1, None)  # What begins from now on has one session's keyring.
+    libc.syscall(ADD_KEY, b"user", b"launcher", b"secret", 6, -3)
     with launcher(POLICY) as one:
         yield one
 
@@ -285,6 +291,32 @@ async def test_a_user_namespace_takes_nothing_of_its_view_away(attack: Attack) -
         attempt("another's environment", read, "/proc/{attack.victim.pid}/environ")
     """)
     assert not [line for line in lines[1:] if "refused" not in line], lines
+
+
+@pytest.mark.asyncio
+async def test_keys_of_others(attack: Attack) -> None:
+    """A launcher has a keyring, as each service of systemd has; no job has the launcher's."""
+    keys = """
+        def keyctl(number, *arguments):
+            found = libc.syscall(number, *arguments)
+            if found < 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            return found
+    """
+    attack.node.owner = "ada"
+    lines = await attack.tries(
+        f"""{keys}
+        print("kept:", keyctl({ADD_KEY}, b"user", b"mine", b"secret of ada", 13, -3))
+        print("found:", keyctl({KEYCTL}, 10, -3, b"user", b"mine", 0))
+        """
+    )
+    assert len(lines) == 2, lines
+    assert lines[0].split()[1] == lines[1].split()[1], "its own it finds"
+    attack.node.owner = "mallory"
+    await attack.refused(f"""{keys}
+        attempt("a key of Ada's", keyctl, {KEYCTL}, 10, -3, b"user", b"mine", 0)
+        attempt("the launcher's key", keyctl, {KEYCTL}, 10, -3, b"user", b"launcher", 0)
+    """)
 
 
 @pytest.mark.asyncio

@@ -258,6 +258,21 @@ async def test_a_node_joins_renews_and_is_removed(tmp_path: Path) -> None:
         assert (await house.op.get("/v1/members"))["members"] == []
 
 
+async def test_a_stranger_renews_nothing_and_asks_nobody(tmp_path: Path) -> None:
+    """Whoever makes a key can sign by it; only keys that joined come to the access service."""
+    async with opened(tmp_path) as house:
+        house.access.deaf = True
+        now_s, own = house.cluster.clock.now() // NS_PER_SECOND, SigningKey(b"y" * 32)
+        text = renewal_text(bus_key(own), REQUEST, now_s)
+        renewal = {
+            "key": bus_key(own),
+            "request": REQUEST,
+            "at_s": now_s,
+            "signature": base64.urlsafe_b64encode(own.sign(text).signature).decode(),
+        }
+        assert await reason(house.nobody.json("POST", "/v1/renew", 404, renewal)) == "unknown-node"
+
+
 async def test_a_join_token_cannot_be_guessed(tmp_path: Path) -> None:
     async with opened(tmp_path) as house:
         made = await house.op.json("POST", "/v1/join-tokens", 201, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -20,6 +21,7 @@ from skep_services.cli.doctor_jobs import (
 )
 from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
 from skep_services.launcher.accounts import Accounts, Refusal
+from skep_services.launcher.enclosure import Apart
 from skep_services.launcher.policy import Policy, PolicyError
 from skep_services.ports import RunPlan
 
@@ -91,7 +93,7 @@ def test_a_policy_that_others_can_write_to(tmp_path: Path) -> None:
 def known(tmp_path: Path, **given: Any) -> Accounts:
     chosen = made(tmp_path, accounts=given)
     os.makedirs(chosen.state, exist_ok=True)
-    return Accounts(chosen, agent_uid=4321)
+    return Accounts(chosen, agent_uid=4321, agent_gid=4322)
 
 
 def refused(one: Accounts, person: str, vc: str = "nlp") -> str:
@@ -125,6 +127,7 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     people |= {"zero": (0, 0), "nobody": (65534, 65534), "dock": (1502, 77)}
     people |= {"virt": (64055, 64055), "mia": (64056, 64056)}
     shells = {"virt": "/usr/sbin/nologin"}
+    people |= {"al123": (1503, 1503), "friend": (1504, 4322)}
 
     def find(name: str) -> pwd.struct_passwd:
         uid, gid = people[name]
@@ -137,15 +140,18 @@ def test_accounts_that_no_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(pwd, "getpwnam", find)
     monkeypatch.setattr(grp, "getgrgid", group)
-    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, 0, 77, 2000])
-    one = known(tmp_path, persons={"boss": "zero"}, vcs={"nlp": "ada"})
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, 0, 77, 2000, 4322])
+    one = known(tmp_path, persons={"boss": "zero", "al": "al123"}, vcs={"nlp": "ada"})
     ada = one.of("ada", "nlp")
     assert ada == accounts.Account("ada", 1500, 1500, (1500, 2000), "/people/ada", "/bin/bash")
     assert one.of("", "nlp") == ada
     assert one.of("mia", "nlp").uid == 64056
+    assert one.of("al", "nlp").name == "al123"
     for person, why in (
         ("op", "system-account: person op has the account op, whose group 0 no job may have"),
         ("dock", "system-account: person dock has the account dock, whose group 77 no job"),
+        ("friend", "system-account: person friend has the account friend, whose group 4322 no job"),
+        ("al123", "no-account: the account al123 is another person's in [accounts] persons"),
         ("svc", "system-account: person svc has the account svc (uid 999), which is the system"),
         ("skep", "system-account: person skep has the account skep, which is the agent's own"),
         ("boss", "system-account: person boss has the account zero (uid 0)"),
@@ -194,6 +200,58 @@ def test_usage_counts_files_and_follows_no_link(tmp_path: Path) -> None:
     assert 100_000 <= size < 200_000
 
 
+def test_what_a_job_made_by_the_million_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        (tmp_path / "job" / str(number)).mkdir(parents=True)
+    monkeypatch.setattr(folders, "LOOKED_AT_MAX", 2)
+    looked: list[str] = []
+    look = os.lstat
+    monkeypatch.setattr(
+        os, "lstat", lambda name, dir_fd: (looked.append(name), look(name, dir_fd=dir_fd))[1]
+    )
+    above = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert folders._latest(above, "job") is not None
+    finally:
+        os.close(above)
+    assert len(looked) == 2
+
+
+class Place:
+    """A shared folder with nothing else in it than its root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+
+
+def apart(tmp_path: Path, found: groups.Groups, monkeypatch: pytest.MonkeyPatch) -> Apart:
+    monkeypatch.setattr(Apart, "_lacking", lambda _: {})
+    chosen = made(tmp_path, accounts={"mode": "dynamic"})
+    return Apart(chosen, known(tmp_path), found, Place(tmp_path))  # type: ignore[arg-type]
+
+
+def test_a_machine_without_processes_to_spare_ends_no_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job may have them all when another one ends, or when its checkpoints are removed."""
+    one = apart(tmp_path, legacy_groups(tmp_path, "pids"), monkeypatch)
+    (tmp_path / "checkpoints" / "j1").mkdir(parents=True)
+
+    def none_left(*_: Any) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "posix_spawn", none_left)
+    one.remove("checkpoints", "j1")
+    assert not (tmp_path / "checkpoints" / "j1").exists()
+    assert "is left for later: Resource temporarily unavailable" in capsys.readouterr().err
+    (tmp_path / "checkpoints" / "j1").mkdir()
+    monkeypatch.setattr(os, "rename", none_left)
+    one.remove("checkpoints", "j1")
+    assert "j1 cannot be removed: Resource temporarily unavailable" in capsys.readouterr().err
+
+
 def test_a_device_is_one_of_the_patterns() -> None:
     with pytest.raises(Refusal, match="bad-device"):
         plans._check_nodes(["/dev/null"], policy.GPU_NODES)
@@ -218,6 +276,29 @@ def test_where_the_hierarchies_are() -> None:
     assert found.unified == "/sys/fs/cgroup/unified"
     assert found.legacy["cpu"] == "/sys/fs/cgroup/cpu"
     assert found.legacy["memory"] == "/sys/fs/cgroup/memory"
+
+
+def legacy_groups(tmp_path: Path, *controllers: str) -> groups.Groups:
+    found = {each: str(tmp_path / "cgroup" / each) for each in controllers}
+    for above in found.values():
+        folder = Path(above) / "skep-jobs-1"
+        folder.mkdir(parents=True)
+        (folder / "cgroup.procs").touch()
+    return groups.Groups(groups.Mounted("", found), "skep-jobs-1", made().limits)
+
+
+def test_a_process_does_not_choose_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables name any run; its control group, of whichever version, is the launcher's."""
+    one = apart(tmp_path, legacy_groups(tmp_path, "pids", "memory"), monkeypatch)
+    assert not one.trusts_environments
+    mine = "9:memory:/skep-jobs-1/1f\n3:cpu:/\n1:name=systemd:/x.service\n0::/x.service\n"
+    assert one._groups.run_in(mine) == 0x1F
+    assert one._groups.run_in("0::/skep-jobs-1/2a\n") == 0x2A
+    for other in ("0::/\n", "9:memory:/skep-jobs-2/1f\n", "9:memory:/skep-jobs-1/probe\n", ""):
+        assert one._groups.run_in(other) is None
+    assert one.mark_of(os.getpid()) is None
+    none = groups.Groups(groups.Mounted("", {}), "skep-jobs-1", made().limits)
+    assert apart(tmp_path / "other", none, monkeypatch).trusts_environments
 
 
 def test_limits_of_version_2_are_written(tmp_path: Path) -> None:

@@ -249,6 +249,8 @@ def _child(request: Request, writer: int) -> None:
             _move(request.namespace, writer)
         step = "getting mounts of its own"
         _see(request.view, request.account)
+        step = "leaving the launcher's keyring"
+        kernel.leave_keyring()
         step = "setting its limits"
         _bound(request)
         step = "giving up root"

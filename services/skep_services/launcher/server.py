@@ -219,7 +219,7 @@ def _groups(chosen: Policy) -> Groups:
 
 def _enclosure(chosen: Policy, agent: pwd.struct_passwd, groups: Groups) -> Apart:
     shared = Folders(chosen.jobs, (agent.pw_uid, agent.pw_gid))
-    return Apart(chosen, Accounts(chosen, agent.pw_uid), groups, shared)
+    return Apart(chosen, Accounts(chosen, agent.pw_uid, agent.pw_gid), groups, shared)
 
 
 def _lock(state: str) -> bool:
