@@ -82,6 +82,10 @@ class Machines:
         """Return the machine that a component is on."""
         return self.bed.machines[name.partition("/")[0]]
 
+    def wanted(self) -> list[str]:
+        """Return the machines whose unit should run."""
+        return list(self._units)
+
     def is_on(self, name: str) -> bool:
         """Return whether a machine's unit runs."""
         process = self.machine(name).running.get(self._units.get(name, ""))
@@ -154,7 +158,7 @@ class Machines:
         pass  # It is the machine's that runs this.
 
     def is_kept_up(self) -> bool:
-        return all(self.machine(name).running for name in self._units)
+        return all(self.machine(name).running for name in self.wanted())
 
     def restart(self) -> None:
         for name in self._units:
