@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.system.deployment.__main__ import Story, as_person, make_nodes, make_people
+from tests.system.deployment.__main__ import Story, as_person, make_nodes
 from tests.system.deployment.bed import Machine
 from tests.system.deployment.upgrading import submit
 
@@ -36,7 +36,9 @@ def tell(story: Story, folder: Path) -> None:
     old.start("server", "skep", "server", "run")
     _until_ok(story, old)
     make_nodes(story, old, NODES)
-    tokens = make_people(story, old)
+    story.do(old, "skep", "user", "add", "ben")
+    story.do(old, "skep", "role", "grant", "ben", "submitter", "--vc", "vision")
+    token = str(story.json(old, "skep", "token", "create", "laptop", "--person", "ben")["text"])
     for number in range(JOBS):
         story.do(old, "skep", "run", "--vc", "speech", "--", "echo", f"job {number}")
     over = folder / "over"
@@ -55,7 +57,7 @@ def tell(story: Story, folder: Path) -> None:
     story.do(first, "skep", "restore", str(backup), *sealed, "--host", first.name)
     first.start("server", "skep", "server", "run")
     _until_ok(story, first)
-    look(story, first, before, tokens)
+    look(story, first, before, token)
     meet_again(story, first)
     story.until(f"{long} runs again", functools.partial(_runs, story, first, long))
     story.do(first, "skep", "why", long)
@@ -67,7 +69,7 @@ def tell(story: Story, folder: Path) -> None:
 
     restore_three(story, backup, sealed)
     second = story.bed.machines[AFTER[1]]
-    look(story, second, before, tokens)
+    look(story, second, before, token)
     meet_again(story, second)
     story.until(f"{long} runs again", functools.partial(_runs, story, second, long))
     over.touch()
@@ -97,7 +99,7 @@ def jobs(story: Story, machine: Machine) -> list[str]:
     return sorted(one["job"] for one in story.json(machine, "skep", "ps", "-a").get("jobs", []))
 
 
-def look(story: Story, machine: Machine, before: Sequence[str], tokens: dict[str, str]) -> None:
+def look(story: Story, machine: Machine, before: Sequence[str], token: str) -> None:
     """See that every job, every log and every person is there."""
     found = jobs(story, machine)
     if not before or found != list(before):
@@ -105,7 +107,7 @@ def look(story: Story, machine: Machine, before: Sequence[str], tokens: dict[str
     story.say(f"{len(found)} of {len(before)} jobs are there")
     story.do(machine, "skep", "ps", "-a")
     story.do(machine, "skep", "log", "check")
-    env = as_person(story, machine, tokens.get("ben", ""))
+    env = as_person(story, machine, token)
     story.do(machine, "skep", "whoami", env=env, shown="skep whoami    (as ben, by its old token)")
 
 
