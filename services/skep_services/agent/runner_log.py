@@ -50,7 +50,15 @@ class RunLog:
         self._file = self._open(path, os.O_RDWR)
 
     def open_for_process(self) -> int:
-        """Return a descriptor that appends, to become a process's stdout and stderr."""
+        """Return a descriptor that appends, to become a process's stdout and stderr.
+
+        Raises:
+            OSError: It cannot be opened, or its disk has no room: a process whose first word
+                cannot be written would fail, by no fault of its own.
+        """
+        disk = os.fstatvfs(self._file)
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < LOG_TAIL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         return self._open(self.path, os.O_WRONLY)
 
     def check(self) -> bool:
