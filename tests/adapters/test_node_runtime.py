@@ -567,7 +567,7 @@ async def test_flood_stays_within_its_bound_and_hinders_nobody(node: Node) -> No
     run = await runtime.start(node.shell("calm", "echo here"))
     assert isinstance(run, RunStarted)
     assert (await node.end_of("calm")).code == 0
-    assert time.monotonic() - before < 2.0
+    assert time.monotonic() - before < 10.0
     await runtime.stop("flood", 5.0)
     await node.end_of("flood")
     log = node.log("flood")
