@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,8 +28,6 @@ from tests.replay_kit import _records, history
 
 SEED = 3
 AT = Instant(1_800_000_000_000_000_000)
-READERS = itertools.cycle(range(1, 17))
-"""Each connection follows as another identity: consumers are named after it."""
 LATER = Instant(2**62)
 """So late that every message is old."""
 
@@ -47,7 +44,7 @@ async def world(tmp_path: Path) -> AsyncIterator[NatsWorld]:
 
 
 async def with_archive(world: NatsWorld, archive: Archive | None) -> NatsBus:
-    bus = await world.bus(f"reader-{next(READERS)}")
+    bus = await world.reader()
     bus.archive = archive
     return bus
 

@@ -42,7 +42,7 @@ async def world(tmp_path: Path) -> AsyncIterator[NatsWorld]:
 
 async def log(world: NatsWorld, kept: Any = Holds) -> NatsFactLog:
     return NatsFactLog(
-        await world.bus(),
+        await world.reader(),
         stream="FACTS",
         subject=FACT_SUBJECT,
         service="tester",

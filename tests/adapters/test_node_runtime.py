@@ -250,6 +250,7 @@ async def test_stop_of_unknown_and_ended_runs_is_harmless(node: Node) -> None:
     assert len(node.ends["a"]) == 1
 
 
+@pytest.mark.needs("setsid")
 @pytest.mark.asyncio
 async def test_stop_ends_the_whole_tree(node: Node) -> None:
     runtime = await node.open()
@@ -344,6 +345,7 @@ async def stands_still(node: Node) -> None:
     assert counts(node.folder) == before
 
 
+@pytest.mark.needs("setsid")
 @pytest.mark.asyncio
 async def test_a_frozen_tree_stands_still_and_goes_on(node: Node) -> None:
     runtime = await node.open()
@@ -361,6 +363,7 @@ async def test_a_frozen_tree_stands_still_and_goes_on(node: Node) -> None:
     await node.end_of("a")
 
 
+@pytest.mark.needs("setsid")
 @pytest.mark.asyncio
 async def test_a_frozen_tree_stays_so_when_the_agent_dies(node: Node) -> None:
     first = await node.open()
@@ -438,6 +441,7 @@ async def test_leftover_that_ignores_sigterm_is_killed(node: Node) -> None:
     assert node.marked_with("a") == []
 
 
+@pytest.mark.needs("setsid")
 @pytest.mark.asyncio
 async def test_daemon_of_one_run_does_not_end_with_another(node: Node) -> None:
     runtime = await node.open()
@@ -563,7 +567,7 @@ async def test_flood_stays_within_its_bound_and_hinders_nobody(node: Node) -> No
     run = await runtime.start(node.shell("calm", "echo here"))
     assert isinstance(run, RunStarted)
     assert (await node.end_of("calm")).code == 0
-    assert time.monotonic() - before < 2.0
+    assert time.monotonic() - before < 10.0
     await runtime.stop("flood", 5.0)
     await node.end_of("flood")
     log = node.log("flood")

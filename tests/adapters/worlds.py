@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +40,8 @@ DEADLINE_S = 120.0
 """After this a condition that should become true counts as never."""
 
 ANYTHING = Grants((">",), (">",))
-IDENTITIES = ("a", "b", "tester", "keeper", "asker", *(f"reader-{n}" for n in range(1, 17)))
+READERS = tuple(f"reader-{n}" for n in range(1, 17))
+IDENTITIES = ("a", "b", "tester", "keeper", "asker", *READERS)
 PASSWORD = "open sesame"
 
 
@@ -173,6 +175,7 @@ class NatsWorld:
         self._buses: list[NatsBus] = []
         self._has_fact_stream = False
         self._logs = 0
+        self._readers = itertools.cycle(READERS)
 
     async def start(self) -> None:
         await self.server.start()
@@ -217,7 +220,12 @@ class NatsWorld:
         await self.api(f"STREAM.DELETE.{name}")
 
     async def fact_log(self, facts: Any = Placed | Freed) -> NatsFactLog:
-        return await self.fact_log_on(await self.bus(), facts)
+        return await self.fact_log_on(await self.reader(), facts)
+
+    async def reader(self) -> NatsBus:
+        """Return a connection of an identity of its own: readers of one would take one another's
+        consumer."""
+        return await self.bus(next(self._readers))
 
     async def intrude(self, payload: bytes, key: str = "") -> None:
         intruder = await self.bus("b")

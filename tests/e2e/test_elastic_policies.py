@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Tenant
 from tests.e2e.test_policy import USUAL, under
-from tests.e2e.test_resize import DEADLINE_S, SCRIPT, steps
+from tests.e2e.test_resize import SCRIPT, steps
 from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
@@ -25,6 +25,8 @@ OPTIONS = {
 """Rounds are short: a job grows one step in each, and every step is measured for five seconds."""
 SAMPLE_S = "0.02"
 """More than a busy machine adds to a mini-batch: else more workers are no faster there."""
+DEADLINE_S = 300.0
+"""A busy machine takes half a minute to start a worker, and four of them start."""
 FEW = 5
 """Mini-batches that show that a worker trains."""
 Under = Callable[[str], AbstractContextManager[None]]

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +79,7 @@ def test_people_work_in_a_cluster_of_their_own(house: Embedded, tmp_path: Path) 
         return done.returncode == 0
 
     until(revoked, "the token is revoked")
-    began = time.monotonic()
-    skep("whoami", code=1)
-    assert time.monotonic() - began < 2.0
+    skep("whoami", code=1)  # The very next command.
     skep("logout")
     assert json.loads(kept.read_text()) == []
     with kept.open("w") as file:

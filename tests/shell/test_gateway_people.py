@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +94,8 @@ async def test_a_revoked_token_is_refused_once_its_fact_is_here(tmp_path: Path) 
         ada = await house.with_person("ada", nlp="viewer")
         await ada.get("/v1/whoami")
         token = (await ada.get("/v1/tokens"))["tokens"][0]["token"]
-        began = time.monotonic()
         await house.op.json("POST", f"/v1/tokens/{token}/revoke", 200)
         assert await reason(ada.get("/v1/whoami", 401)) == "token-revoked"
-        assert time.monotonic() - began < 2.0
         # It stays so for a gateway that starts anew, which answers nobody before it has read that.
         await house.restart()
         again = house.client(ada.headers["Authorization"][7:])

@@ -20,6 +20,7 @@ FAMILY = "sleep 1000 & (setsid sleep 1000 &) ; exec sleep 1000"
 @pytest.fixture
 def members() -> Iterator[Callable[[], list[Process]]]:
     """Start a family of three, one of them in a session of its own; find its living members."""
+    needs.require("setsid")
     number = proc.random_mark()
     with proc.marked(number):
         main = subprocess.Popen(["sh", "-c", FAMILY], start_new_session=True)

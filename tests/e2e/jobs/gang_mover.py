@@ -60,3 +60,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # Else a thread of gloo may hear of the other's end while the interpreter takes itself apart.
+    distributed.destroy_process_group()

@@ -166,6 +166,8 @@ def main() -> None:
         for tensor in state.values():
             digest.update(tensor.numpy().tobytes())
     print(f"end {run.steps} {schedule.last_epoch} {digest.hexdigest()}", flush=True)
+    if arguments.ranks:  # See `gang_mover.py`.
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """PyTorch without its compiler, for the jobs of tests: importing this first halves their start.
 
 The first step of an optimizer imports `torch._dynamo`, which takes as long as PyTorch itself, only
-to leave functions uncompiled. No job that imports this compiles anything, so nothing is done. What
-the compiler knows of operators (`torch._meta_registrations`) takes a third of importing PyTorch
-itself; of jobs, only those with tensors on the device `meta` need it. With SKEP_TEST_COMPILER=1 in
-its environment a job has all of PyTorch.
+to leave functions uncompiled. No job that imports this compiles anything, so nothing is done. With
+SKEP_TEST_COMPILER=1 in its environment a job has the real compiler.
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ import os
 import sys
 from types import ModuleType
 from typing import Any
+
+import torch
 
 
 class Nothing(ModuleType):
@@ -28,8 +28,5 @@ class Nothing(ModuleType):
 
 
 if os.environ.get("SKEP_TEST_COMPILER") != "1":
-    sys.modules.setdefault("torch._meta_registrations", Nothing("torch._meta_registrations"))
-    import torch
-
     whole: Any = torch
     sys.modules["torch._dynamo"] = whole._dynamo = Nothing("torch._dynamo")
