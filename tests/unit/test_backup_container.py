@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from skep_services.backups import restoring
 from skep_services.backups.container import FRAME_BYTES_MAX, BackupError, Reader, Writer
 from skep_services.backups.files import Kind, files, kind_of
 from skep_services.backups.restoring import verify
@@ -175,3 +177,13 @@ def test_nothing_of_a_backup_lies_outside(
     with pytest.raises(BackupError) as found:
         verify(path)
     assert found.value.reason == "backup-damaged"
+
+
+def test_what_should_be_small_and_is_not_is_not_kept_in_memory() -> None:
+    tracemalloc.start()
+    try:
+        assert restoring._whole(iter([b"x" * (1 << 20)] * 64)) == b""
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20

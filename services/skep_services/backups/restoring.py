@@ -296,8 +296,11 @@ def _taken(path: Path, entry: Entry) -> streams.Taken:
 
 
 def _whole(data: Iterator[bytes]) -> bytes:
-    found = b"".join(data)
-    return found if len(found) <= SMALL_BYTES_MAX else b""
+    found = bytearray()
+    for part in data:  # To the end, for its hash; what is too large is not kept.
+        if len(found) <= SMALL_BYTES_MAX:
+            found += part
+    return bytes(found) if len(found) <= SMALL_BYTES_MAX else b""
 
 
 async def _awaited(data: Iterator[bytes]) -> AsyncIterator[bytes]:
