@@ -232,8 +232,9 @@ async def test_a_reason_that_is_no_text_is_written_down_all_the_same(tmp_path: P
     async with opened(tmp_path) as house, asyncio.timeout(20.0):
         ada = await house.with_person("ada", nlp="viewer")
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(house.base).port)
-        head = f"POST /v1/tokens HTTP/1.1\r\nHost: here\r\nAuthorization: {ada.headers['Authorization']}"
-        head += "\r\nConnection: close\r\nContent-Length: 12\r\nSkep-Reason: a"
+        token = ada.headers["Authorization"]
+        head = f"POST /v1/tokens HTTP/1.1\r\nHost: here\r\nAuthorization: {token}\r\n"
+        head += "Connection: close\r\nContent-Length: 12\r\nSkep-Reason: a"
         writer.write(head.encode() + b'\xff\r\n\r\n{"name":"x"}')
         assert (await reader.read()).startswith(b"HTTP/1.1 201 ")
         writer.close()
