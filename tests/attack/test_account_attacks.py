@@ -123,7 +123,13 @@ class Attack:
 
     def start(self, **fields: Any) -> str:
         """Return why the launcher does not start a run."""
-        plan = {
+        answer = self.ask(do="start", plan={**self.evil(), **fields})
+        assert "started" not in answer, answer
+        return str(answer["not_started"])
+
+    def evil(self) -> dict[str, Any]:
+        """Return the plan of a run of Mallory's."""
+        return {
             "token": "evil",
             "job": "evil",
             "owner": "mallory",
@@ -136,11 +142,7 @@ class Attack:
             "log_bytes_max": 1 << 20,
             "device_nodes": [],
             "checkpoints": "",
-            **fields,
         }
-        answer = self.ask(do="start", plan=plan)
-        assert "started" not in answer, answer
-        return str(answer["not_started"])
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +305,7 @@ async def test_keys_of_others(attack: Attack) -> None:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             return found
     """
-    attack.node.owner = "ada"
+    attack.node.owner, attack.count = "ada", 100  # A job has one owner.
     lines = await attack.tries(
         f"""{keys}
         print("kept:", keyctl({ADD_KEY}, b"user", b"mine", b"secret of ada", 13, -3))
@@ -469,6 +471,27 @@ async def test_the_job_of_another_person(attack: Attack) -> None:
         f"job ada-job has folders of account {DYNAMIC_FIRST} on this node, and this run is of "
         f"account {DYNAMIC_FIRST + 1}"
     )
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_that_another_person_made_before(attack: Attack) -> None:
+    """Where all may make folders: the name of the next job can be guessed."""
+    shared = attack.launcher.folder / "shared"
+    shared.mkdir(exist_ok=True)
+    shared.chmod(0o1777)
+    theirs, linked = shared / "j18", shared / "j19"
+    lines = await attack.tries(f"""
+        os.mkdir({str(theirs)!r}); os.chmod({str(theirs)!r}, 0o777)
+        os.symlink({str(theirs)!r}, {str(linked)!r})
+        print("made")
+    """)
+    assert lines == ["made"]
+    plan = {"owner": "ada", "argv": ["/bin/true"], "workdir": "/"}
+    for path in (theirs, linked):
+        why = f"checkpoints {path} are of another account ({DYNAMIC_FIRST + 1}): remove them"
+        assert attack.start(**plan, checkpoints=str(path)) == why
+        request = {**attack.evil(), **plan, "checkpoints": str(path)}
+        assert attack.ask(do="prepare", plan=request)["not_started"] == why, "of a container"
 
 
 @pytest.mark.asyncio

@@ -6,6 +6,7 @@ import errno
 import grp
 import os
 import pwd
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from skep_services.cli.doctor_jobs import (
     isolation_of,
     launcher_checks,
 )
-from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
+from skep_services.launcher import (
+    accounts,
+    device_filter,
+    folders,
+    groups,
+    plans,
+    policy,
+    server,
+    unit,
+)
 from skep_services.launcher.accounts import Accounts, Refusal
 from skep_services.launcher.enclosure import Apart
 from skep_services.launcher.policy import Policy, PolicyError
@@ -250,6 +260,19 @@ def test_a_machine_without_processes_to_spare_ends_no_launcher(
     monkeypatch.setattr(os, "rename", none_left)
     one.remove("checkpoints", "j1")
     assert "j1 cannot be removed: Resource temporarily unavailable" in capsys.readouterr().err
+
+
+def test_code_that_others_can_replace_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is root's is no help in a folder that is not."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(0o777)
+    program = tmp_path / "theirs" / "python"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    server._warn_of_code()
+    assert f"warning: {tmp_path}/theirs is not root's alone" in capsys.readouterr().err
 
 
 def test_a_device_is_one_of_the_patterns() -> None:

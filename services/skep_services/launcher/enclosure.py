@@ -22,7 +22,15 @@ from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
 from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
-from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
+from skep_services.launcher.execute import (
+    Request,
+    Spare,
+    View,
+    can,
+    execute,
+    made_checkpoints,
+    reached,
+)
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
 from skep_services.launcher.namespaces import INIT, Init, Namespaces
@@ -256,6 +264,10 @@ class Apart(Enclosure):
             return refusal(NotStarted(text))
         except OSError as error:
             return refusal(not_written(str(error.filename or plan["log_path"]), error))
+        if plan["checkpoints"] and not ours:
+            trouble = made_checkpoints(account, plan["checkpoints"])
+            if trouble is not None:
+                return refusal(NotStarted(*trouble))
         if not (ours and workdir == plan["checkpoints"]):
             workdir = reached(account, workdir)
             if not workdir:
