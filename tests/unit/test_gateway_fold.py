@@ -322,6 +322,14 @@ def test_a_job_only_an_agent_spoke_of_is_not_shown() -> None:
     assert job_of(fold, "j9").attempts[0].first_step_at == at(3)
 
 
+def test_a_job_has_its_owner_whichever_stream_tells_of_it_first() -> None:
+    """Who repeats a submission is answered by it: without an owner the job would be another's."""
+    fold = fresh_fold()
+    queued = JobQueued(job="j9", spec=spec(), submitted_at=at(1), owner="ann")
+    fold.apply(facts("allocator", queued), at(1))
+    assert job_of(fold, "j9").row.owner == "ann"
+
+
 # --- bounds and odd input -------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What is drawn for a cluster of machines: the same by seed, nothing to who is not there, a calm."""
+"""What is drawn for a cluster of machines: the same by seed, calm around a removal."""
 
 import random
 

@@ -245,7 +245,7 @@ class Follow:
             # A position (`known`) in all of the stream is admission's, and it alone takes out.
             decides = self._known > 0 and not self._subjects
             compacted = self.stream == subjects.SUBMIT and not decides
-            # Of what was replaced by a later message on its subject, nobody needs anything.
+            # What a later message on its subject replaced is needed no more.
             latest_only = info.config.get("max_msgs_per_subject") == 1
             lacks = info.state.first_seq > self._delivered + 1
             if lacks and not compacted and not latest_only:

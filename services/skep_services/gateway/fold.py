@@ -74,7 +74,7 @@ from skep.wire.promises import PromiseBroken, PromiseJudged, PromiseKept, Promis
 from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.search_facts import SearchRequest
-from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep.wire.spec import SPEC_BYTES_MAX
 from skep.wire.trials import TrialBegun, TrialOver
 from skep.wire.windows import (
     CancelWindow,
@@ -327,7 +327,7 @@ class Fold:
             case Admitted():
                 job = self._job(fact.job)
                 if job is not None:
-                    self._described(job, fact.spec, fact.submitted_at, fact.trace)
+                    self._described(job, fact)
                     job.key, job.row.owner = fact.key, fact.owner
                     if job.row.state in {State.UNSEEN, State.SUBMITTED}:
                         job.row.why = Reason.WAITS_BEHIND
@@ -512,7 +512,7 @@ class Fold:
             case MemberGone():
                 _gone(job, fact)
             case JobQueued():
-                self._described(job, fact.spec, fact.submitted_at, fact.trace)
+                self._described(job, fact)
                 row.why = Reason.WAITS_BEHIND
                 self.enter(job, State.QUEUED)
             case JobWaits() if row.state is State.SUSPENDED:
@@ -665,16 +665,18 @@ class Fold:
             self.active.pop(name, None)
             self.recent[name] = job
 
-    def _described(self, job: Job, spec: JobSpec, submitted_at: Instant, trace: str) -> None:
-        """Take over the admitted spec, which ADMISSION and ALLOC both carry."""
+    def _described(self, job: Job, fact: Admitted | JobQueued) -> None:
+        """Take over the admitted spec and its owner, which ADMISSION and ALLOC both carry."""
         if job.spec_whole:
             return
-        row = job.row
-        row.name, row.vc, row.submitted_at = spec.name, spec.vc, submitted_at
+        row, spec = job.row, fact.spec
+        row.name, row.vc, row.submitted_at = spec.name, spec.vc, fact.submitted_at
+        # Without it a person's own job would be another's until the other stream has come so far.
+        row.owner = fact.owner
         row.service_class, row.priority = spec.service_class, spec.priority
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
-        job.trace, job.spec_whole = trace, True
+        job.trace, job.spec_whole = fact.trace, True
         job.pinned = spec.resources.pinned
         self._specs[job.sequence] = codec.encode(spec)
 

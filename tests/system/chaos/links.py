@@ -131,8 +131,8 @@ def fresh_key() -> str:
 async def _close(client: Client) -> None:
     try:
         await client.close()
-    except (NatsError, OSError):
-        pass  # It was broken: that is why it is closed.
+    except (NatsError, OSError, AttributeError):
+        pass  # It was broken: that is why it is closed. Encrypted, it may lack its transport.
 
 
 async def _ignore(error: Exception) -> None:

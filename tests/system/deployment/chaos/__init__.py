@@ -1,1 +1,1 @@
-"""Chaos over a cluster of machines: kills, power, partitions, and certificates changed meanwhile."""
+"""Chaos over a cluster of machines: kills, power, partitions, certificates changed meanwhile."""

@@ -64,7 +64,7 @@ class Machines:
         self._ended: dict[str, float] = {}
         self._paused, self._lock = Paused(), threading.RLock()
 
-    # --- machines and their units ------------------------------------------------------------------
+    # --- machines and their units -----------------------------------------------------------------
 
     def add_node(self, name: str) -> None:
         """Start the unit of a node that has joined."""
@@ -124,7 +124,7 @@ class Machines:
         unit = self._units[name]
         self.machine(name).start(unit, "skep", unit, "run")
 
-    # --- what the faults know ----------------------------------------------------------------------
+    # --- what the faults know ---------------------------------------------------------------------
 
     def components(self) -> dict[str, str]:
         return plan.components(self.servers, self.nodes)
@@ -189,7 +189,7 @@ class Machines:
             return {}
         return found if isinstance(found, dict) else {}
 
-    # --- what is read ------------------------------------------------------------------------------
+    # --- what is read -----------------------------------------------------------------------------
 
     def home(self, name: str) -> Path:
         """Return the state folder of a machine."""

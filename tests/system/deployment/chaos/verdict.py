@@ -23,7 +23,7 @@ from skep.wire.profile import AdvisorFact
 from skep_services.servers import files
 from tests.system.chaos import gather
 from tests.system.chaos.checker import Violation
-from tests.system.deployment.chaos.operator import REFUSES, Operator
+from tests.system.deployment.chaos.operator import AWAY, REFUSES, Operator
 from tests.system.deployment.chaos.people import Web
 from tests.system.deployment.chaos.target import GATEWAY_PORT, Machines
 
@@ -110,7 +110,12 @@ async def revoked(operator: Operator) -> list[Violation]:
     """Return which bus servers do not refuse the node that was removed."""
     if not operator.removed:
         return [Violation("revoked", "no node was removed")]
-    answers = await operator.knock(operator.removed)
+    deadline = time.monotonic() + SAME_WITHIN_S
+    while True:
+        answers = await operator.knock(operator.removed)
+        if AWAY not in answers.values() or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(LOOK_EVERY_S)
     return [
         Violation("revoked", f"at the end {server} says to {operator.removed}: {answer}")
         for server, answer in answers.items()
