@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import skep
 from skep_services.adapters.nats_server import free_port
 from skep_services.servers.files import Ports
 from tests.system.deployment import bed
@@ -122,6 +123,15 @@ def test_everything_is_encrypted_and_the_doctor_is_content(cluster: Typed) -> No
     assert checks["encryption"]["text"] == "on"
     assert checks["API"]["text"].startswith("https://")
     assert {one["level"] for name, one in checks.items() if "certificate" in name} == {"ok"}
+
+
+@pytest.mark.slow
+def test_an_operator_reaches_the_bus_of_a_server_and_sees_who_runs_what(cluster: Typed) -> None:
+    assert cluster.good("server", "log", "check")["ok"]
+    cluster.good("server", "log", "archive", "--older", "0")
+    told = cluster.good("server", "node", "upgrade", "--check")
+    assert [one["name"] for one in told["machines"]] == ["a", "b"]
+    assert {one["version"] for one in told["machines"]} == {skep.__version__}
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""`skep node upgrade` and `skep server upgrade`: one machine after the other, until each is back."""
+"""`skep node upgrade` and `skep server upgrade`: machine after machine, each until it is back.
+
+What is looked at here is said by gateways; the order and the wait are in `servers.rolling`.
+"""
 
 from __future__ import annotations
 
@@ -326,8 +329,8 @@ def _stopped(rolled: Rolled, to: str) -> CommandError:
         f"; {render.plural(count, 'machine')} not begun: {', '.join(rolled.left)}" if count else ""
     )
     text = (
-        f"{first.name}: {first.text}; look at it there (journalctl -u 'skep-*'), then type the same "
-        f"command again{rest}"
+        f"{first.name}: {first.text}; look at it there (journalctl -u 'skep-*'), then type "
+        f"the same command again{rest}"
     )
     late = all(one.late for one in rolled.failed)
     return CommandError(

@@ -24,7 +24,7 @@ BATCH_MAX = 32
 """Machines at a time: their commands run side by side on the operator's machine."""
 LOOK_EVERY_S = 0.5
 STEADY_LOOKS = 2
-"""A machine is back when as many looks in a row say so: what failed at its start is told by then."""
+"""A machine is back when as many looks in a row say so: what failed at its start shows by then."""
 TOLD_BYTES_MAX = 2000
 """What is kept of the end of what a command wrote."""
 PLACES = re.compile(r"\{(?:node|server|address|version)\}")
@@ -98,8 +98,8 @@ def command_for(template: str, machine: Machine, version: str) -> str:
     for place, value in values.items():
         if place in template and not PLAIN.fullmatch(value):
             text = (
-                f"{machine.name}: {place} is {value!r} there, which is no plain word: no command is "
-                "run with it"
+                f"{machine.name}: {place} is {value!r} there, which is no plain word: no command "
+                "is run with it"
             )
             raise RollingError(text)
     # In one pass: a value is not looked at for places.

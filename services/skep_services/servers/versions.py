@@ -62,8 +62,8 @@ def check_step(before: str, to: str, who: str) -> None:
         return
     if one[0] != other[0] or abs(one[1] - other[1]) > 1:
         text = (
-            f"versions that cannot meet: {who} runs skep {before}, and {to} is more than one release "
-            "away: go one release after the other, servers first"
+            f"versions that cannot meet: {who} runs skep {before}, and {to} is more than one "
+            "release away: go one release after the other, servers first"
         )
         raise VersionError(text)
 

@@ -118,8 +118,8 @@ def upgrade(story: Story, remote: Remote, out: Path) -> None:
         story.do(first, "skep", "node", "upgrade", "--check")
     finally:
         load.stop()
-    refuse(story, remote, first)
     account(story, first, jobs, load, out)
+    refuse(story, remote, first)
 
 
 def begin(story: Story, first: Machine, name: str, out: Path) -> str:
