@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,8 +17,13 @@ from typing import Any
 import pytest
 
 import skep
+from skep_services.adapters.nats_access import node_identity
+from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.adapters.nats_server import free_port
+from skep_services.ports import RefusedError
+from skep_services.servers import files
 from skep_services.servers.files import Ports
+from skep_services.servers.meeting import own_tls
 from tests.system.deployment import bed
 
 MEET = Path(__file__).parents[1] / "system" / "deployment" / "meet.py"
@@ -240,6 +246,19 @@ def test_a_node_that_is_removed_is_cut_off_and_cannot_renew(cluster: Typed) -> N
     refused = cluster.skep("x", "node", "renew")
     assert refused.returncode == 1
     assert "of no node or server in the cluster" in refused.stderr
+    # Its certificate is believed until it ends, and opens nothing: the bus refuses its identity.
+    cluster.end("x")
+    home = str(cluster.folder / "x")
+    options = LinkOptions(
+        servers=(files.read_node(home).bus,),
+        identity=node_identity("x"),
+        password="",
+        credentials=Path(files.creds_path(home, node_identity("x"))),
+        tls=own_tls(home),
+    )
+    with pytest.raises(RefusedError) as told:
+        asyncio.run(Link.connect(options, on_fatal=print))
+    print(f"refused: {told.value}")
 
 
 @pytest.mark.slow

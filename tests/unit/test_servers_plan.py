@@ -106,6 +106,15 @@ def test_another_server_signs_as_the_first_one_does(tmp_path: Path) -> None:
     assert bus.route_password(shared) == bus.route_password(setup.read_secrets(two))
 
 
+def test_a_server_that_joins_gets_the_authority_of_now(tmp_path: Path) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    setup.create(one, server_file(3, 1))
+    before = setup.authority(one).fingerprint
+    setup.authority(one).begin_change().switch_change()
+    setup.take(two, server_file(3, 2), setup.read_secrets(one))
+    assert setup.authority(two).fingerprint == setup.authority(one).fingerprint != before
+
+
 def test_no_secret_of_a_server_can_be_read_by_others(tmp_path: Path) -> None:
     home, file = str(tmp_path / "home"), server_file(3, 1)
     shared = setup.create(home, file)

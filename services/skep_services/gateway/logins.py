@@ -6,8 +6,8 @@
     GET  /v1/provider          whether the provider answers the gateway, for operators
 
 The flow itself is between the person's machine and the provider: the gateway sees its end only. If
-the provider wants a secret, the gateway asks in the person's place, and tells nobody the secret. A
-nonce is signed by the gateways' key and holds for ten minutes; that an ID token is used once is
+the provider wants a secret, the gateway asks in the person's place, and keeps the secret to itself.
+A nonce is signed by the gateways' key and holds for ten minutes; that an ID token is used once is
 held by the access service, for all gateways.
 """
 

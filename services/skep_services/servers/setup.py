@@ -116,11 +116,13 @@ def read_secrets(home: str) -> Secrets:
     Raises:
         FilesError: It cannot be read.
     """
-    path = os.path.join(files.keys_path(home), "shared.json")
+    keys = Path(files.keys_path(home))
+    path = keys / "shared.json"
     try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=Secrets)
-    except (OSError, msgspec.MsgspecError) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=Secrets)
+        # The authority may have been replaced since: a server that joins gets the one of now.
+        return msgspec.structs.replace(found, authority=_texts(keys / "ca"))
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         text = f"{path} cannot be used ({error}): restore it, or have this server join again"
         raise FilesError(text) from None
 
@@ -280,16 +282,17 @@ def _address_towards(family: int, far: str) -> str:
 
 
 def _secrets(keys: Path, operator: str, created_at_s: int) -> Secrets:
-    def read(name: str) -> dict[str, str]:
-        return {one.name: one.read_text(encoding="ascii") for one in (keys / name).iterdir()}
-
     return Secrets(
-        authority=read("ca"),
-        bus=read("bus"),
+        authority=_texts(keys / "ca"),
+        bus=_texts(keys / "bus"),
         vault=bytes(boxes.new_key()).hex(),
         operator=operator,
         created_at_s=created_at_s,
     )
+
+
+def _texts(folder_of: Path) -> dict[str, str]:
+    return {one.name: one.read_text(encoding="ascii") for one in folder_of.iterdir()}
 
 
 def _named(part: str, content: dict[str, str]) -> Sequence[tuple[str, str]]:

@@ -50,16 +50,18 @@ RESERVED = frozenset(
     }
 )
 """No person has the name of an identity of the bus, or of a word that commands take."""
-# tidy: allow word because an account of Unix is called so
 _SYSTEM_ACCOUNTS = """
-nobody nogroup nfsnobody messagebus dbus polkitd rpc rpcuser chrony ntp postfix tss www-data apache
+nogroup nfsnobody messagebus dbus polkitd rpc rpcuser chrony ntp postfix tss www-data apache
 root daemon bin sys sync games man lp mail news uucp proxy backup list irc gnats adm halt shutdown
 operator ftp sshd sudo wheel docker podman lxd incus libvirt libvirt-qemu kvm qemu disk shadow
 nginx mysql postgres redis mongodb munge slurm slurmdbd nslcd sssd ceph zookeeper kafka hdfs yarn
 mapred nats prometheus grafana puppet ansible admin administrator vagrant ubuntu debian centos
 fedora rocky almalinux ec2-user azureuser skep skep-agent skep-launcher
 """
-SYSTEM_ACCOUNTS = frozenset(_SYSTEM_ACCOUNTS.split())
+SYSTEM_ACCOUNTS = frozenset(
+    # tidy: allow word because an account of Unix is called so
+    ["nobody", *_SYSTEM_ACCOUNTS.split()]
+)
 """No person has the name of an account that systems make by themselves: on nodes that run jobs as
 the account of the owner's name, its jobs would be that account."""
 SYSTEM_BEGINNINGS = ("systemd-", "_")
