@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pwd
@@ -22,6 +23,7 @@ from skep_services.adapters.launcher_runtime import LauncherRuntime
 from skep_services.agent import proc
 from skep_services.launcher import launcher_process, unit
 from skep_services.launcher.policy import DYNAMIC_FIRST
+from skep_services.launcher.secret_files import SecretFiles
 from skep_services.ports import RunPlan
 from tests import needs
 from tests.node_runtimes import Node, interpreter
@@ -119,8 +121,8 @@ def clear(one: LauncherUnderTest) -> None:
     """End a launcher, every process of its jobs, and what it made."""
     if one.process is not None and one.process.poll() is None:
         one.end()
-    for path in Path("/sys/fs/cgroup").glob("**/cgroup.procs"):
-        if any(each.startswith("skep-jobs-") for each in path.parts) and _is_of(one, path):
+    for above in _groups(one):
+        for path in above.glob("*/cgroup.procs"):
             for pid in path.read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -131,6 +133,7 @@ def clear(one: LauncherUnderTest) -> None:
         place = mount.split()[1]
         if place.startswith(str(one.folder)):
             subprocess.run(["umount", "--lazy", place], check=False)
+    shutil.rmtree(SecretFiles(str(one.jobs)).folder, ignore_errors=True)
     shutil.rmtree(one.folder, ignore_errors=True)
     _remove_groups(one)
 
@@ -147,20 +150,18 @@ def inits(one: LauncherUnderTest) -> set[int]:
     return found
 
 
-def _group_name(one: LauncherUnderTest) -> str:
-    import hashlib
-
-    name = str(one.folder / "launcher")
-    return "skep-jobs-" + hashlib.sha256(name.encode()).hexdigest()[:8]
-
-
-def _is_of(one: LauncherUnderTest, path: Path) -> bool:
-    return _group_name(one) in path.parts
+def _groups(one: LauncherUnderTest) -> list[Path]:
+    """Return the groups that hold those of the jobs: one below each hierarchy's root."""
+    name = hashlib.sha256(str(one.folder / "launcher").encode()).hexdigest()[:8]
+    root = Path("/sys/fs/cgroup")
+    # Not every folder below: those of others vanish while they are looked for.
+    places = [root, *(each for each in root.iterdir() if each.is_dir())]
+    return [found for each in places if (found := each / f"skep-jobs-{name}").exists()]
 
 
 def _remove_groups(one: LauncherUnderTest) -> None:
     deadline = time.monotonic() + READY_S
-    for above in Path("/sys/fs/cgroup").glob(f"**/{_group_name(one)}"):
+    for above in _groups(one):
         for folder in [*(each for each in above.iterdir() if each.is_dir()), above]:
             while folder.exists():
                 try:

@@ -172,6 +172,24 @@ async def test_ranks_of_a_job_share_tmp_until_the_last_has_ended(node: LauncherN
 
 
 @pytest.mark.asyncio
+async def test_a_tmp_in_memory_is_bounded_by_the_kernel(node: LauncherNode) -> None:
+    node.launcher.end()
+    more = '[view]\ntmp_in = "memory"\n[limits]\nscratch = "1M"\nscratch_files = 8\n'
+    node.launcher.policy += more
+    node.launcher.begin()
+    runtime = await node.open()
+    writes = "head -c 500000 /dev/zero >/tmp/x && echo fits; head -c 2000000 /dev/zero >/var/tmp/y"
+    await started(runtime, node.shell("a", f"{writes}; touch $(seq -f /tmp/%g 9)"))
+    assert (await node.end_of("a")).code == 1
+    lines = node.log("a").splitlines()
+    assert lines[0] == "fits"
+    assert lines[1].endswith("No space left on device"), "it has 1 MiB"
+    assert lines[-1].endswith("No space left on device"), "it has 8 files"
+    scratch = node.launcher.jobs / "scratch"
+    await until(lambda: list(scratch.iterdir()) == [])
+
+
+@pytest.mark.asyncio
 async def test_files_of_secrets_are_the_accounts_and_go_with_the_job(node: LauncherNode) -> None:
     runtime = await node.open()
     look = "stat -c '%a %u' $KEY; cat $KEY; echo; echo $KEY"
@@ -243,6 +261,7 @@ async def test_ranks_of_a_job_share_a_pid_namespace_whatever_becomes_of_launcher
     node: LauncherNode,
 ) -> None:
     runtime = await node.open()
+    assert isinstance(runtime, LauncherRuntime)
     tells = "readlink /proc/self/ns/pid; exec sleep 1000"
     pids = []
     for rank, ends in enumerate((signal.SIGHUP, signal.SIGKILL, None)):

@@ -8,6 +8,7 @@ import os
 import pwd
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from skep_services.launcher import (
 from skep_services.launcher.accounts import Accounts, Refusal
 from skep_services.launcher.enclosure import Apart
 from skep_services.launcher.policy import Policy, PolicyError
+from skep_services.launcher.scratch import Scratch
 from skep_services.ports import RunPlan
 
 GIB = 2**30
@@ -470,3 +472,54 @@ def test_only_gangs_are_in_the_hosts_network(meets: bool) -> None:
     assert made_of["network_mode"] == given.network
     assert made_of["shm_size"] == (None if meets else 2 * GIB)
     assert (made_of["pids_limit"], made_of["mem_limit"], made_of["read_only"]) == (64, GIB, True)
+
+
+# --- disks ----------------------------------------------------------------------------------------
+
+
+def held(root: Path, **files: int) -> None:
+    """Have jobs hold files of so many bytes in their /tmp."""
+    for job, size in files.items():
+        place = root / "scratch" / job / "tmp"
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(b"x" * size)
+
+
+def all_overdrawn(one: Scratch, jobs: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return what several looks at the disk find."""
+    return [found for _ in range(4) if (found := one.overdrawn(jobs))]
+
+
+def test_the_job_that_holds_most_of_a_full_disk_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held(tmp_path, small=10_000, large=1_000_000)
+    jobs = ("large", "small")
+    free = 100
+
+    def statvfs(place: str) -> SimpleNamespace:
+        assert place == str(tmp_path)
+        return SimpleNamespace(f_blocks=10_000, f_frsize=4096, f_bavail=free)
+
+    monkeypatch.setattr("skep_services.launcher.scratch.os.statvfs", statvfs)
+    one = Scratch(made(), str(tmp_path))
+    found = all_overdrawn(one, jobs)
+    assert {job for job, _ in found} == {"large"}
+    assert found[0][1].startswith("disk-full: less than 5 % of the node's disk is free")
+    assert all_overdrawn(Scratch(made(limits={"disk_free_percent": 0}), str(tmp_path)), jobs) == []
+    assert all_overdrawn(one, ("small",)) == [], "it holds too little to have filled the disk"
+    free = 5000
+    assert all_overdrawn(one, jobs) == []
+
+
+def test_scratch_is_bounded_by_bytes_and_by_files(tmp_path: Path) -> None:
+    held(tmp_path, small=10_000, large=1_000_000)
+    limits = {"scratch": "100K", "disk_free_percent": 0}
+    one = Scratch(made(limits=limits), str(tmp_path))
+    assert {*all_overdrawn(one, ("large", "small"))} == {
+        ("large", "scratch-exceeded: /tmp holds more than 102400 bytes")
+    }
+    assert one.about() == "102400 bytes, counted now and then; disk not kept"
+    in_memory = Scratch(made(limits=limits, view={"tmp_in": "memory"}), str(tmp_path))
+    assert all_overdrawn(in_memory, ("large", "small")) == [], "the kernel keeps it"
+    assert in_memory.about().startswith("102400 bytes in memory, kept by the kernel; ")
