@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from skep_services.cli.client import PATIENCE_S, Client, find_target
 
-
 HOME_HELP = "state folder (default SKEP_HOME or ~/.skep; on a server, as root, its own)"
 
 
