@@ -143,7 +143,7 @@ class _Encrypted(Client):
         """Forget the socket: the library waits for ever for one that failed to encrypt to end."""
         transport: Any = self._transport
         if transport is not None and transport._io_writer is not None:
-            transport._io_writer.transport.abort()
+            _drop_socket(transport._io_writer.transport)
             transport._io_writer = None
 
 
@@ -644,7 +644,7 @@ class Link:
         """Drop the socket at once: the library waits for unsent bytes, which a dead peer keeps."""
         writer = getattr(self._client._transport, "_io_writer", None)
         if writer is not None:
-            writer.transport.abort()
+            _drop_socket(writer.transport)
 
     async def close(self) -> None:
         """Send what waits, close, and fail what is still in flight with ConnectionError."""
@@ -679,6 +679,16 @@ def _client(options: LinkOptions) -> Client:
         return _Encrypted(fresh_client(options.tls, log.warning))
     except TlsError as error:
         raise RefusedError(str(error)) from error
+
+
+def _drop_socket(transport: asyncio.WriteTransport) -> None:
+    """Abort a transport, whatever state it is in.
+
+    Python 3.11.2 raises for an encrypted one that was closed twice; its socket is on its way out
+    then. The library asks again at once, for ever, when what it asks for the next server raises.
+    """
+    with contextlib.suppress(AttributeError):
+        transport.abort()
 
 
 def _settle(future: asyncio.Future[Msg | Silence], outcome: Msg | Silence) -> None:

@@ -1,10 +1,10 @@
 """The gateway as the commands see it: where it is, what it answers, and patience while it restarts.
 
 The cluster is the one named by `SKEP_API` and `SKEP_TOKEN`; or the one whose state folder is
-`--home` or `SKEP_HOME`; or the one that `skep login` was last used for; or the one in `~/.skep`.
-The gateway may be away for a moment at any time (its supervisor
-starts it again), so a request is repeated until `patience_s` has passed. That is safe for reading,
-and for a submission because it carries an idempotency key.
+`--home` or `SKEP_HOME`; or the one that `skep login` was last used for; or the one in `~/.skep`;
+or, for root on a server, the server's. The gateway may be away for a moment at any time (its
+supervisor starts it again), so a request is repeated until `patience_s` has passed. That is safe
+for reading, and for a submission because it carries an idempotency key.
 """
 
 from __future__ import annotations

@@ -97,12 +97,14 @@ class Meeting:
         self._attempts = Attempts(time.monotonic)
 
     async def open(self) -> None:
-        """Listen.
+        """Listen, where there are others to meet: one server stays one, and needs no port for it.
 
         Raises:
             FilesError: The port is taken.
         """
         file = files.read_server(self._home)
+        if file.size == 1:
+            return
         application = web.Application(client_max_size=BODY_BYTES_MAX)
         application.add_routes(
             [

@@ -22,6 +22,8 @@ ANSWER_WITHIN_S = 2.0
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 """Ten times the health of a cluster of a thousand nodes."""
 OK, AWAY = "ok", "away"
+NOBODY = "-"
+"""One server meets no other."""
 
 
 def look(home: str, file: ServerFile) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def look(home: str, file: ServerFile) -> dict[str, Any]:
     """
     context = client_context(Path(files.tls_path(home, files.CA)))
     with ThreadPoolExecutor(max_workers=files.SIZES[-1]) as pool:
-        servers = list(pool.map(lambda one: _server(one, context), file.members))
+        servers = list(pool.map(lambda one: _server(file, one, context), file.members))
     state = "not running"
     cluster = folder.read_cluster(home) or {}
     if folder.supervisor_alive(cluster):
@@ -72,13 +74,16 @@ def apart(authority: Path, gateways: Iterable[str], who: str) -> str:
     return ""
 
 
-def _server(member: Member, context: ssl.SSLContext) -> dict[str, Any]:
+def _server(file: ServerFile, member: Member, context: ssl.SSLContext) -> dict[str, Any]:
     ports = member.ports
     gateway, said = _health(member.url("https", ports.gateway) + "/v1/health", context)
+    meets = NOBODY
+    if file.size > 1:
+        meets = _answers(member.url("https", ports.servers) + "/v1/ca", context)
     return {
         "name": member.name,
         "hosts": list(member.hosts),
-        "meets": _answers(member.url("https", ports.servers) + "/v1/ca", context),
+        "meets": meets,
         "gateway": gateway,
         "bus": _listens(member.hosts[0], ports.bus),
         "version": str(said.get("version", "")),

@@ -20,15 +20,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tests.system.deployment.bed import Bed, Done, Machine, missing
+from tests.system.deployment.bed import Bed, Machine, missing
+from tests.system.deployment.story import WITHIN_S
+from tests.system.deployment.story import Story as Typed
 
 GANG = Path(__file__).with_name("meet.py")
-WITHIN_S = 60.0
-LOOK_EVERY_S = 0.5
 SKIPPED = 77
 GANG_MAX, NODE_GPUS = 8, 4
 PEOPLE = (
@@ -42,8 +41,8 @@ SHORT = {"ben", "cleo"}
 """Those who type commands."""
 
 
-class Story:
-    """Types commands on machines and prints them with their times.
+class Story(Typed):
+    """The story of machines that are network namespaces.
 
     Args:
         bed: The machines.
@@ -51,64 +50,8 @@ class Story:
     """
 
     def __init__(self, bed: Bed, within_s: float = WITHIN_S) -> None:
-        self._began, self._within_s = time.monotonic(), within_s
+        super().__init__(within_s)
         self.bed = bed
-        self.failed: list[str] = []
-
-    def say(self, text: str) -> None:
-        """Print a line with the time."""
-        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
-
-    def do(
-        self,
-        machine: Machine,
-        *words: str,
-        env: Mapping[str, str] = {},
-        code: int = 0,
-        shown: str = "",
-        text: str = "",
-    ) -> Done:
-        """Type a command; note if it does not end with `code`.
-
-        Args:
-            machine: Where it is typed.
-            words: The command.
-            env: Variables beside the usual ones.
-            code: The exit code that it should have.
-            shown: What is printed for it; empty: the command itself.
-            text: What it reads.
-        """
-        done = machine.do(*words, env=env, text=text)
-        self.say(f"{machine.name}$ {shown or _shown(words)}    ({done.seconds:.2f} s)")
-        for line in (*done.out.splitlines(), *done.error.splitlines()):
-            print(f"             {_short(line)}", flush=True)
-        if done.code != code:
-            self.failed.append(f"{_shown(words)}: exit code {done.code}, not {code}")
-            print(f"             !! exit code {done.code}, expected {code}", flush=True)
-        return done
-
-    def until(self, what: str, holds: Callable[[], bool], within_s: float = 0.0) -> float:
-        """Wait until something holds; return how long it took (seconds)."""
-        within_s = within_s or self._within_s
-        began = time.monotonic()
-        while not holds():
-            if time.monotonic() - began > within_s:
-                self.failed.append(f"not within {within_s:.0f} s: {what}")
-                self.say(f"!! not within {within_s:.0f} s: {what}")
-                break
-            time.sleep(LOOK_EVERY_S)
-        took = time.monotonic() - began
-        self.say(f"{what}: after {took:.1f} s")
-        return took
-
-    def json(self, machine: Machine, *words: str, env: Mapping[str, str] = {}) -> dict[str, Any]:
-        """Return what a command prints as JSON, without telling of it; empty if it fails."""
-        done = machine.do(*words, "--json", env=env)
-        try:
-            found = json.loads(done.out.strip().splitlines()[-1])
-        except (ValueError, IndexError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -389,19 +332,6 @@ def _until_all_up(story: Story, machine: Machine) -> None:
         return bool(rows) and all(row["gateway"] == "ok" for row in rows)
 
     story.until("all servers are up", all_up)
-
-
-def _shown(words: Sequence[str]) -> str:
-    return " ".join(_short(word) for word in words)
-
-
-def _short(text: str) -> str:
-    """Return a text with tokens cut: they are secrets, and long."""
-    cut = [
-        f"{word[:12]}..@{word.rpartition('@')[2]}" if "@" in word and len(word) > 90 else word
-        for word in text.split(" ")
-    ]
-    return " ".join(cut)
 
 
 if __name__ == "__main__":
