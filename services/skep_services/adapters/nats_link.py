@@ -643,8 +643,14 @@ class Link:
     def _abort(self) -> None:
         """Drop the socket at once: the library waits for unsent bytes, which a dead peer keeps."""
         writer = getattr(self._client._transport, "_io_writer", None)
-        if writer is not None:
+        if writer is None:
+            return
+        try:
             writer.transport.abort()
+        except AttributeError:
+            # Of Python 3.11.2, if TLS was closed twice. The library would ask for the next server
+            # again at once, for ever, and nothing else of this process would run.
+            pass
 
     async def close(self) -> None:
         """Send what waits, close, and fail what is still in flight with ConnectionError."""
