@@ -164,7 +164,6 @@ async def test_what_touches_others_is_in_the_audit_log(tmp_path: Path) -> None:
 async def test_what_cannot_be_noted_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.05)
     async with opened(tmp_path) as house:
         await house.with_nodes()
         ada = await house.with_person("ada", nlp="submitter")
@@ -172,6 +171,7 @@ async def test_what_cannot_be_noted_is_not_done(
         job = (await ada.json("POST", "/v1/jobs", 201, spec()))["job"]
         await house.caught_up()
         house.access.deaf = True
+        monkeypatch.setattr(asking, "ANSWER_S", 0.05)
         assert await reason(mia.json("DELETE", f"/v1/jobs/{job}", 503)) == "access-away"
         assert await reason(mia.json("POST", "/v1/tokens", 503, {"name": "x"})) == "access-away"
         # One's own jobs, and the way in of the last resort.
