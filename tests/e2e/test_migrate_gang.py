@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 
 DEADLINE_S = 120.0
 ALONE_S = 600.0
-"""Without pauses it waits for nothing but the processor, which a busy machine gives it little of."""
+"""It has no pauses: it waits for the processor alone, which a busy machine gives it little of."""
 SCRIPT = Path(__file__).parent / "jobs" / "gang_mover.py"
 
 
