@@ -20,6 +20,8 @@ from tests.support.ports import free_port
 pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 
 DEADLINE_S = 120.0
+ALONE_S = 600.0
+"""It has no pauses: it waits for the processor alone, which a busy machine gives it little of."""
 SCRIPT = Path(__file__).parent / "jobs" / "gang_mover.py"
 
 
@@ -70,7 +72,7 @@ def alone(notes: Path, steps: int) -> None:
         ]
         for rank in ranks:
             stack.enter_context(rank)
-        assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0]
+        assert [rank.wait(ALONE_S) for rank in ranks] == [0, 0]
 
 
 def test_a_gang_on_two_nodes_goes_on_elsewhere(roomy: Embedded, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 
 
 @settings(
-    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
 )
 @given(clusters(), st.booleans())
 def test_every_cluster_is_read_back_from_its_text(cluster: Cluster, explain: bool) -> None:

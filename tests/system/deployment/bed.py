@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 NAMES = Path("/etc/netns")
 COMMAND_WITHIN_S = 400.0
 STOP_WITHIN_S = 40.0
-UNTIL_S = 120.0
+UNTIL_S = 300.0
 LOOK_EVERY_S = 0.5
 
 

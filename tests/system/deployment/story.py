@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tests.system.deployment.bed import Done
 
-WITHIN_S = 60.0
+WITHIN_S = 180.0
 LOOK_EVERY_S = 0.5
 ANY = -1
 """A command may end with any exit code."""

@@ -91,7 +91,7 @@ def name_version(tree: Path, version: str) -> None:
 def upgrade(story: Story, remote: Remote, out: Path) -> None:
     """Upgrade servers and nodes while jobs run."""
     first, last = (story.bed.machines[name] for name in (SERVERS[0], SERVERS[-1]))
-    make_servers(story, SERVERS)
+    make_servers(story, SERVERS, {"vision": 8, "speech": 8})
     make_nodes(story, first, NODES)
     out.mkdir()
     jobs = {name: begin(story, first, name, out) for name in COUNTERS}

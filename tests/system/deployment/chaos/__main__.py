@@ -245,7 +245,7 @@ def set_up(story: Story, target: Machines) -> dict[str, str]:
     Raises:
         RuntimeError: It does not come up.
     """
-    make_servers(story, SERVERS)
+    make_servers(story, SERVERS, VCS)
     first = target.machine(SERVERS[0])
     made = story.json(first, "skep", "node", "token", "--count", str(len(NODES)))
 
