@@ -124,6 +124,13 @@ class RevokeRole(_Wish, frozen=True, tag="revoke-role"):
     vc: Short = ""
 
 
+class SetGroupRoles(_Wish, frozen=True, tag="set-group-roles"):
+    """Have a person's groups give it these roles, by VC, in place of those that they gave before."""
+
+    person: Token
+    roles: Roles = {}
+
+
 class MakeToken(_Wish, frozen=True, tag="make-token"):
     """Let a person be known by a token. The asker made it, and tells its id and hash."""
 
@@ -144,7 +151,8 @@ class LogIn(_Wish, frozen=True, tag="log-in"):
     """Make a token for a person that a provider vouches for.
 
     The asker has verified the ID token; `digest` is its SHA-256, for it may be used once. `roles`
-    follow from groups. With `add` a person without an account gets one.
+    follow from groups, and leave those before as they are where the provider tells no groups. With
+    `add` a person without an account gets one.
     """
 
     person: Token
@@ -158,6 +166,8 @@ class LogIn(_Wish, frozen=True, tag="log-in"):
     expires_at: Moment
     roles: Roles = {}
     add: bool = False
+    groups: bool = True
+    """Whether the provider tells groups."""
 
 
 class MakeJoinToken(_Wish, frozen=True, tag="make-join-token"):
@@ -247,6 +257,7 @@ Wish = (
     | RemovePerson
     | GrantRole
     | RevokeRole
+    | SetGroupRoles
     | MakeToken
     | RevokeToken
     | LogIn
@@ -528,6 +539,7 @@ ACTIONS: dict[type[Any], str] = {
     RemovePerson: "remove person",
     GrantRole: "grant role",
     RevokeRole: "revoke role",
+    SetGroupRoles: "set group roles",
     MakeToken: "make token",
     RevokeToken: "revoke token",
     LogIn: "log in",

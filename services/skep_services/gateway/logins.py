@@ -123,6 +123,7 @@ class Logins:
             expires_at=after(now, Duration(seconds(settings.token_days * 24 * 3600.0))),
             roles=vouched.roles,
             add=settings.add_people,
+            groups=bool(settings.groups),
         )
         seen: Callable[[], bool] = lambda: made.id in people.tokens  # noqa: E731 - it has a type
         await self._asking.ask(Actor(source=source), wish, seen)

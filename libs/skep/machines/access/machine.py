@@ -72,6 +72,7 @@ from skep.wire.access import (
     RevokeToken,
     RoleGranted,
     RoleRevoked,
+    SetGroupRoles,
     TakeKey,
     TokenMade,
     TokenRevoked,
@@ -242,6 +243,8 @@ class AccessMachine:
                 return self._of_person(actor, wish, now)
             case GrantRole() | RevokeRole():
                 return self._of_role(actor, wish, now)
+            case SetGroupRoles():
+                return self._of_groups(actor, wish, now)
             case MakeToken() | RevokeToken():
                 return self._of_token(actor, wish, now)
             case LogIn():
@@ -365,6 +368,24 @@ class AccessMachine:
         self._drop_keys(wish.person, now)
         return None
 
+    def _of_groups(self, actor: Actor, wish: SetGroupRoles, now: Instant) -> Told:
+        if (forbidden := self._forbidden(actor, Action.MANAGE_PEOPLE)) is not None:
+            return forbidden
+        if wish.person not in self.people.people:
+            return refusals.no_person(wish.person)
+        for vc, role in wish.roles.items():
+            if vc not in self.people.vcs:
+                text = f"there is no VC {vc}: `skep vc ls` lists them"
+                return Refusal(Reason.UNKNOWN_VC, text)
+            if role not in VC_ROLES:
+                text = "a group gives roles in virtual clusters, and makes no operators"
+                return Refusal(Reason.BAD_VALUE, text)
+        if wish.roles == self.people.standing(wish.person).groups:
+            return Reason.REPEATED
+        self._record(GroupRolesSet(person=wish.person, roles=wish.roles))
+        self._drop_keys(wish.person, now)
+        return None
+
     def _drop_keys(self, person: str, now: Instant, *, all_of_them: bool = False) -> None:
         """Drop a person's keys in VCs where it may no longer submit, or all."""
         for key in self.people.live_keys(person):
@@ -454,7 +475,7 @@ class AccessMachine:
         roles = {
             vc: role for vc, role in wish.roles.items() if vc in people.vcs and role in VC_ROLES
         }
-        if roles != people.standing(wish.person).groups:
+        if wish.groups and roles != people.standing(wish.person).groups:
             self._record(GroupRolesSet(person=wish.person, roles=roles))
             self._drop_keys(wish.person, now)
         self._make_token(wish, "", now)
