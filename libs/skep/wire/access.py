@@ -125,7 +125,7 @@ class RevokeRole(_Wish, frozen=True, tag="revoke-role"):
 
 
 class SetGroupRoles(_Wish, frozen=True, tag="set-group-roles"):
-    """Have a person's groups give it these roles, by VC, in place of those that they gave before."""
+    """Have a person's groups give it roles, by VC, in place of those that they gave before."""
 
     person: Token
     roles: Roles = {}

@@ -12,8 +12,8 @@ A signer makes certificates and rights on the bus, and revokes them; it is calle
 events. A key is recorded before it is signed, and is revoked after it is recorded as dropped: what
 a crash leaves between the two is called again at the start. A request is answered once what follows
 from it is durable, one for a key once the key is signed. Each request has a line in the audit log;
-of refusals, which cost their author nothing, only so many (`REFUSALS_BURST`). What a gateway refuses
-by the same table it tells (`NoteRefusal`), and that is counted with the refusals of here.
+of refusals, which cost their author nothing, only so many (`REFUSALS_BURST`). What a gateway
+refuses by the same table it tells (`NoteRefusal`), and that is counted with the refusals of here.
 """
 
 from __future__ import annotations
