@@ -745,8 +745,7 @@ class AccessMachine:
             if noted is None:
                 return
             missed = noted
-        told = isinstance(wish, NoteAction | NoteRefusal)
-        action = wish.action if told else ACTIONS[type(wish)]
+        action = wish.action if isinstance(wish, NoteAction | NoteRefusal) else ACTIONS[type(wish)]
         self._record(
             Audited(
                 at=now,
