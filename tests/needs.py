@@ -120,6 +120,7 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "sklearn": _sklearn,
     "lab": _lab,
     "ray": _ray,
+    "ldap3": lambda: "" if importlib.util.find_spec("ldap3") else "ldap3 is not installed",
     "data": _data,
     "gpu": _gpu,
 }

@@ -33,6 +33,7 @@ WISHES: tuple[access.Wish, ...] = (
     access.RemovePerson(person="ada"),
     access.GrantRole(person="ada", role=Role.SUBMITTER, vc="nlp"),
     access.RevokeRole(person="ada", vc="nlp"),
+    access.SetGroupRoles(person="ada", roles={"nlp": Role.SUBMITTER}),
     access.MakeToken(token=TOKEN, person="ada", name="laptop", hash=HASH, expires_at=LATER),
     access.RevokeToken(token=TOKEN),
     access.LogIn(

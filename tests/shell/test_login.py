@@ -269,6 +269,16 @@ async def test_an_address_names_a_person_if_it_is_verified(tmp_path: Path) -> No
         assert (await login(house, good))["person"] == "ada"
 
 
+async def test_a_provider_without_groups_leaves_those_of_a_directory(tmp_path: Path) -> None:
+    async with both(tmp_path, groups={}) as (house, issuer):
+        await login(house, issuer.token())
+        body = {"person": "ada", "roles": {"nlp": "submitter"}}
+        await house.op.json("POST", "/v1/group-roles", 200, body)
+        await house.nlp.json("POST", "/v1/group-roles", 403, body)
+        token = (await login(house, issuer.token(jti="1")))["text"]
+        assert (await house.client(token).get("/v1/whoami"))["roles"] == {"nlp": "submitter"}
+
+
 async def test_the_providers_keys_may_change_and_it_may_be_away(tmp_path: Path) -> None:
     async with provider_opened() as issuer:
         oidc = OidcSettings(

@@ -40,6 +40,7 @@ from skep.wire.access import (
     RevokeJoinToken,
     RevokeRole,
     RevokeToken,
+    SetGroupRoles,
     TakeKey,
     TokenRevoked,
     VcsHeard,
@@ -135,6 +136,28 @@ def test_each_grants_only_what_its_role_allows(access: Access) -> None:
     assert access.told(RevokeRole(person="bob", vc="nlp"), manager) == "again"
     assert access.told(RevokeRole(person="ops"), manager) == "role-too-low"
     assert access.told(AddPerson(person="new"), manager) == "role-too-low"
+
+
+def test_groups_give_roles_beside_those_that_were_granted(access: Access) -> None:
+    access.told(AddPerson(person="ada"))
+    access.told(GrantRole(person="ada", role=Role.VIEWER, vc="vision"))
+    wish = SetGroupRoles(person="ada", roles={"nlp": Role.SUBMITTER})
+    assert [access.told(wish), access.told(wish)] == ["ok", "again"]
+    assert access.lines[-1].action == "set group roles"
+    roles = access.machine.people.roles
+    assert (roles.role("ada", "nlp"), roles.role("ada", "vision")) == (Role.SUBMITTER, Role.VIEWER)
+    access.told(TakeKey(person="ada", vc="nlp", key=key(1)), Actor(name="ada"))
+    access.sign()
+    # Who leaves a group loses its role, and the key that it may no longer have.
+    assert access.told(SetGroupRoles(person="ada")) == "ok"
+    assert roles.role("ada", "nlp") is None
+    assert [type(call) for call in access.calls] == [Revoke]
+    assert access.told(wish, Actor(name="ada")) == "role-too-low"
+    assert access.told(SetGroupRoles(person="bob")) == "unknown-person"
+    lost = SetGroupRoles(person="ada", roles={"lost": Role.VIEWER})
+    assert access.told(lost) == "unknown-vc"
+    top = SetGroupRoles(person="ada", roles={"nlp": Role.OPERATOR})
+    assert access.told(top) == "bad-value"
 
 
 def test_a_disabled_person_may_do_nothing_until_it_is_enabled(access: Access) -> None:

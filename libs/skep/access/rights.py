@@ -151,7 +151,7 @@ assert set(RIGHTS) == set(Action), "every action has its right"
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """Whether something is allowed; where it is not, why, and which role (in `vc`) would be enough."""
+    """Whether something is allowed; where not, why, and which role (in `vc`) would be enough."""
 
     allowed: bool
     reason: Reason | None = None

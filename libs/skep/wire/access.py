@@ -137,6 +137,13 @@ class RevokeRole(_Wish, frozen=True, tag="revoke-role"):
     vc: Short = ""
 
 
+class SetGroupRoles(_Wish, frozen=True, tag="set-group-roles"):
+    """Have a person's groups give it roles, by VC, in place of those that they gave before."""
+
+    person: Token
+    roles: Roles = {}
+
+
 class MakeToken(_Wish, frozen=True, tag="make-token"):
     """Let a person be known by a token. The asker made it, and tells its id and hash."""
 
@@ -157,8 +164,9 @@ class LogIn(_Wish, frozen=True, tag="log-in"):
     """Make a token for a person that a provider vouches for.
 
     The asker has verified the ID token; `digest` is its SHA-256, for it may be used once. `roles`
-    follow from groups. With `add` a person without an account gets one. `proven`: people do
-    not choose names at the provider; else only an operator says which account there is a person's.
+    follow from groups, and leave those before as they are where the provider tells no groups. With
+    `add` a person without an account gets one. `proven`: people do not choose names at the
+    provider; else only an operator says which account there is a person's.
     """
 
     person: Token
@@ -173,6 +181,8 @@ class LogIn(_Wish, frozen=True, tag="log-in"):
     roles: Roles = {}
     add: bool = False
     proven: bool = False
+    groups: bool = True
+    """Whether the provider tells groups."""
 
 
 class MakeJoinToken(_Wish, frozen=True, tag="make-join-token"):
@@ -263,6 +273,7 @@ Wish = (
     | RemovePerson
     | GrantRole
     | RevokeRole
+    | SetGroupRoles
     | MakeToken
     | RevokeToken
     | LogIn
@@ -545,6 +556,7 @@ ACTIONS: dict[type[Any], str] = {
     RemovePerson: "remove person",
     GrantRole: "grant role",
     RevokeRole: "revoke role",
+    SetGroupRoles: "set group roles",
     MakeToken: "make token",
     RevokeToken: "revoke token",
     LogIn: "log in",

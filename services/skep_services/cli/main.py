@@ -75,7 +75,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "logout": ("login", "revoke that token, and forget it"),
         "whoami": ("login", "what the cluster takes you for"),
         "user": ("people", "ls | add | disable | enable | remove: people"),
-        "role": ("people", "ls | grant | revoke: viewers, submitters, managers, operators"),
+        "role": ("people", "ls | grant | revoke | sync: viewers, submitters, managers, operators"),
         "token": ("people", "ls | create | revoke: what a person's devices are known by"),
         "audit": ("audit", "who changed what, from where, and why"),
     },

@@ -10,6 +10,7 @@ from typing import Any
 from skep_services.cli import exits, render
 from skep_services.cli.client import Client, is_header_text, query, quote
 from skep_services.cli.exits import CommandError
+from skep_services.cli.jobs import seconds
 from skep_services.cli.options import Command, client_of, print_json, say
 from skep_services.cli.render import Column
 
@@ -26,6 +27,7 @@ ROLE = {
     "ls": "[NAME]: the roles of people",
     "grant": "NAME ROLE: viewer, submitter or manager in --vc VC, or operator",
     "revoke": "NAME: take the role in --vc VC away (--operator: that of an operator)",
+    "sync": "FILE: set the roles that follow from groups of a directory (LDAP)",
 }
 TOKEN = {
     "ls": "tokens of yours; of --person NAME, for operators",
@@ -158,7 +160,7 @@ def _roles_of(row: dict[str, Any]) -> str:
 def options_role(parser: ArgumentParser) -> None:
     """Add what `role` takes."""
     _verbs(parser, ROLE)
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the person's name")
+    parser.add_argument("name", metavar="NAME|FILE", nargs="?", help="the person's name; a file")
     parser.add_argument(
         "role",
         metavar="ROLE",
@@ -168,11 +170,15 @@ def options_role(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--vc", metavar="VC", default="", help="the virtual cluster")
     parser.add_argument("--operator", action="store_true", help="revoke: that of an operator")
+    parser.add_argument(
+        "--every", metavar="TIME", type=seconds, help="sync: again and again, such as 5m"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="sync: change nothing, only say")
     reason_option(parser)
 
 
 def run_role(arguments: Namespace) -> int:
-    """List roles, grant one or revoke one.
+    """List roles, grant one, revoke one, or set those that follow from groups.
 
     Returns:
         The exit code: always 0.
@@ -183,6 +189,10 @@ def run_role(arguments: Namespace) -> int:
     verb, name, role, vc = arguments.verb, arguments.name, arguments.role, arguments.vc
     if verb == "ls":
         return _list_people(arguments, _roles_of)
+    if verb == "sync":
+        from skep_services.cli import role_sync
+
+        return role_sync.run(arguments)
     if not name:
         raise CommandError(exits.USAGE, f"whose role? (skep role {verb} NAME)")
     operator = role == "operator" if verb == "grant" else arguments.operator

@@ -31,6 +31,7 @@ from skep.wire.access import (
     RevokeJoinToken,
     RevokeRole,
     RevokeToken,
+    SetGroupRoles,
     TakeKey,
     Wish,
 )
@@ -77,6 +78,13 @@ class RoleBody(Body, frozen=True):
     person: Token
     role: Role = Role.VIEWER
     vc: Short = ""
+
+
+class GroupRolesBody(Body, frozen=True):
+    """The roles by VC that a person's groups give it, in place of those that they gave before."""
+
+    person: Token
+    roles: dict[Token, Role]
 
 
 class TokenBody(Body, frozen=True):
@@ -136,6 +144,7 @@ class Accounts:
             web.post("/v1/people/bind", self.bind_person),
             web.post("/v1/people/{do:add|disable|enable|remove}", self.change_person),
             web.post("/v1/roles/{do:grant|revoke}", self.change_role),
+            web.post("/v1/group-roles", self.set_group_roles),
             web.get("/v1/tokens", self.tokens, allow_head=False),
             web.post("/v1/tokens", self.make_token),
             web.post("/v1/tokens/{token}/revoke", self.revoke_token),
@@ -233,6 +242,14 @@ class Accounts:
             return await self._ask(request, wish, lambda: has() is body.role)
         wish = RevokeRole(person=body.person, vc=body.vc)
         return await self._ask(request, wish, lambda: has() is None)
+
+    async def set_group_roles(self, request: web.Request) -> web.StreamResponse:
+        """Set the roles that follow from a person's groups in a directory."""
+        people, body = self._people(), await read(request, GroupRolesBody)
+        wish = SetGroupRoles(person=body.person, roles=body.roles)
+        return await self._ask(
+            request, wish, lambda: people.standing(body.person).groups == body.roles
+        )
 
     # --- tokens --------------------------------------------------------------------------------
 

@@ -179,6 +179,7 @@ class Logins:
             roles=vouched.roles,
             add=settings.add_people,
             proven=vouched.proven,
+            groups=bool(settings.groups),
         )
         seen: Callable[[], bool] = lambda: made.id in people.tokens  # noqa: E731 - it has a type
         await self._asking.ask(Actor(source=source), wish, seen)

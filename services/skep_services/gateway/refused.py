@@ -26,12 +26,12 @@ log = structlog.get_logger(service="gateway")
 
 MINUTE_S = 60.0
 COUNTED_MAX = 1_000
-"""Callers and actions whose refusals are counted at once; of more the gateway's own log has a line.
-A caller has fewer than a hundred actions."""
+"""Callers and actions whose refusals are counted at once, fewer than a hundred of each caller; of
+more the gateway's own log has a line."""
 
 
 class Minute(msgspec.Struct):
-    """The minute of a caller and an action that began with a line; `latest` is what has none yet."""
+    """A minute of a caller and an action. It began with a line; `latest` is what has none yet."""
 
     until_s: float
     latest: tuple[Actor, NoteRefusal] | None = None

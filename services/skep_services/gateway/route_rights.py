@@ -55,6 +55,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/people/bind"): Action.MANAGE_PEOPLE,
     ("POST", "/v1/people/{do}"): Action.MANAGE_PEOPLE,
     ("GET", "/v1/provider"): Action.MANAGE_PEOPLE,
+    ("POST", "/v1/group-roles"): Action.MANAGE_PEOPLE,
     ("POST", "/v1/roles/{do}"): Action.MANAGE_VC_PEOPLE,
     ("GET", "/v1/join-tokens"): Action.MANAGE_NODES,
     ("POST", "/v1/join-tokens"): Action.MANAGE_NODES,

@@ -12,8 +12,8 @@ A signer makes certificates and rights on the bus, and revokes them; it is calle
 events. A key is recorded before it is signed, and is revoked after it is recorded as dropped: what
 a crash leaves between the two is called again at the start. A request is answered once what follows
 from it is durable, one for a key once the key is signed. Each request has a line in the audit log;
-of refusals, which cost their author nothing, only so many (`REFUSALS_BURST`). What a gateway refuses
-by the same table it tells (`NoteRefusal`), and that is counted with the refusals of here.
+of refusals, which cost their author nothing, only so many (`REFUSALS_BURST`). What a gateway
+refuses by the same table it tells (`NoteRefusal`), and that is counted with the refusals of here.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ from skep.wire.access import (
     RevokeToken,
     RoleGranted,
     RoleRevoked,
+    SetGroupRoles,
     TakeKey,
     TokenMade,
     TokenRevoked,
@@ -245,6 +246,8 @@ class AccessMachine:
                 return self._of_person(actor, wish, now)
             case GrantRole() | RevokeRole():
                 return self._of_role(actor, wish, now)
+            case SetGroupRoles():
+                return self._of_groups(actor, wish, now)
             case MakeToken() | RevokeToken():
                 return self._of_token(actor, wish, now)
             case LogIn():
@@ -389,6 +392,24 @@ class AccessMachine:
         self._drop_keys(wish.person, now)
         return None
 
+    def _of_groups(self, actor: Actor, wish: SetGroupRoles, now: Instant) -> Told:
+        if (forbidden := self._forbidden(actor, Action.MANAGE_PEOPLE)) is not None:
+            return forbidden
+        if wish.person not in self.people.people:
+            return refusals.no_person(wish.person)
+        for vc, role in wish.roles.items():
+            if vc not in self.people.vcs:
+                text = f"there is no VC {vc}: `skep vc ls` lists them"
+                return Refusal(Reason.UNKNOWN_VC, text)
+            if role not in VC_ROLES:
+                text = "a group gives roles in virtual clusters, and makes no operators"
+                return Refusal(Reason.BAD_VALUE, text)
+        if wish.roles == self.people.standing(wish.person).groups:
+            return Reason.REPEATED
+        self._record(GroupRolesSet(person=wish.person, roles=wish.roles))
+        self._drop_keys(wish.person, now)
+        return None
+
     def _drop_keys(self, person: str, now: Instant, *, all_of_them: bool = False) -> None:
         """Drop a person's keys in VCs where it may no longer submit, or all."""
         for key in self.people.live_keys(person):
@@ -478,7 +499,7 @@ class AccessMachine:
         roles = {
             vc: role for vc, role in wish.roles.items() if vc in people.vcs and role in VC_ROLES
         }
-        if roles != people.standing(wish.person).groups:
+        if wish.groups and roles != people.standing(wish.person).groups:
             self._record(GroupRolesSet(person=wish.person, roles=roles))
             self._drop_keys(wish.person, now)
         self._make_token(wish, "", now)
