@@ -1,5 +1,6 @@
 """A run's log within its bound."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,3 +105,13 @@ def test_what_is_in_the_place_of_a_log_is_refused_and_left_alone(
     with pytest.raises(OSError, match=r"symbolic links|not a file"):
         RunLog(str(tmp_path / "log"), LOG_BYTES_MIN).check()
     assert other.stat().st_size == 2 * LOG_BYTES_MIN
+
+
+def test_a_word_for_a_log_on_a_full_disk_is_lost_and_no_more(
+    log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", no_room)
+    log.say("scratch limit reached")

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +140,34 @@ def test_known_run_without_pid_has_no_started_line() -> None:
     assert Known("a", 7, "/logs/a", 10).lines() == [
         {"began": "a", "mark": 7, "log": "/logs/a", "log_bytes_max": 10}
     ]
+
+
+def test_a_full_disk_ends_no_runner(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may have filled it: the record goes on in the file that there is, old or new."""
+    monkeypatch.setattr(runner_record, "LINES_SPARE_MAX", 0)
+    record = Record(path, "boot")
+    record.started(record.began("a", 7, "/logs/a", 10), 17, 18, 19)
+    record.exited(record.began("b", 7, "/logs/b", 10), 0, 0, 20)
+    opened = open
+    monkeypatch.setattr(runner_record, "open", no_room, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        record.forgot("b")
+    assert os.fstat(record._file).st_ino == os.stat(path).st_ino, "not closed, not another's"
+    again = Record.__new__(Record)
+    monkeypatch.setattr(runner_record, "open", lambda *a, **k: no_room(*a, read=opened, **k))
+    again.__init__(path, "boot")  # type: ignore[misc]
+    assert list(again.runs) == ["a"]
+    monkeypatch.undo()
+    again.exited(again.runs["a"], 0, 0, 30)
+    assert Record(path, "boot").runs["a"].ended_at == 30
+    monkeypatch.setattr(
+        runner_record, "open", lambda *a, **k: no_room(*a, read=opened, **k), raising=False
+    )
+    with pytest.raises(OSError, match="No space left"):
+        Record(path, "another boot")
+
+
+def no_room(name: str, mode: str = "r", *, read: Any = None, **more: Any) -> Any:
+    if "w" in mode or read is None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+    return read(name, mode, **more)

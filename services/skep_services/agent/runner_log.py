@@ -76,8 +76,11 @@ class RunLog:
         return True
 
     def say(self, text: str) -> None:
-        """Append a line of Skep's own."""
-        os.write(self._file, f"\n[skep] {text}\n".encode())
+        """Append a line of Skep's own; where there is no room, there is none."""
+        try:
+            os.write(self._file, f"\n[skep] {text}\n".encode())
+        except OSError:
+            pass  # A job that fills the disk must not end what holds the other jobs.
 
     def close(self) -> None:
         """Let go of the file. Idempotent."""

@@ -114,9 +114,17 @@ class Record:
         self._boot_read = boot
         self._lines = 0
         self._torn = False
-        if os.path.exists(path):
+        known = os.path.exists(path)
+        if known:
             self._load()
-        self._file = self._rewrite()
+        try:
+            self._file = self._rewrite()
+        except OSError:
+            if not known or self._boot_read != boot:
+                raise
+            # A job fills the disk: what there is of the file goes on, so that the job can be ended.
+            self._lines, self._torn = len(self.runs) * LINES_PER_RUN, True
+            self._file = self._opened()
 
     def began(
         self,
@@ -193,8 +201,8 @@ class Record:
         del self.runs[token]
         self._append({"forgot": token})
         if self._lines > len(self.runs) * LINES_PER_RUN + LINES_SPARE_MAX:
-            os.close(self._file)
-            self._file = self._rewrite()
+            before, self._file = self._file, self._rewrite()
+            os.close(before)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -221,6 +229,9 @@ class Record:
         os.replace(aside, self.path)
         self._lines = len(lines)
         self._torn = False
+        return self._opened()
+
+    def _opened(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def _load(self) -> None:
