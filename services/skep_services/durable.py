@@ -29,7 +29,9 @@ def write(path: str, data: bytes, mode: int = 0o600, *, sync: bool = True) -> No
 
 
 def _replace(path: str, draft: str, data: bytes, mode: int, *, sync: bool) -> None:
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)  # Of a process before that had this number; or what somebody put there.
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with open(descriptor, "wb") as file:
         file.write(data)
         file.flush()

@@ -12,7 +12,6 @@ from skep_services.cli.server import (
     act_as_owner,
     home_of,
     invitation_of,
-    keep_owner,
     show_units,
     told_installed,
 )
@@ -55,12 +54,10 @@ def run_join(arguments: Namespace) -> int:
     from skep_services.servers.joining import JoinError
 
     arguments.place = arguments.nodes[0] if arguments.nodes else None
-    if arguments.verb == "run":
+    if arguments.verb in {"join", "run", "renew"}:
         act_as_owner(_home(arguments))
     try:
         code: int = _DO[arguments.verb](arguments)
-        if arguments.verb == "renew":
-            keep_owner(_home(arguments))
     except FilesError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except JoinError as error:

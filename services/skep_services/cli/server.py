@@ -65,12 +65,10 @@ def run_server(arguments: Namespace) -> int:
         raise CommandError(
             exits.USAGE, f"`skep server {arguments.verb}` takes no {arguments.place}"
         )
-    home = _home(arguments)
-    if arguments.verb == "run":
-        act_as_owner(home)
+    if arguments.verb != "install":
+        act_as_owner(_home(arguments))
     try:
-        code = _DO[arguments.verb](arguments)
-        keep_owner(home)
+        code: int = _DO[arguments.verb](arguments)
     except FilesError as error:
         raise CommandError(exits.FAILED, str(error)) from None
     except JoinError as error:
@@ -257,24 +255,10 @@ def _cells(arguments: Namespace) -> dict[str, Any]:
         raise CommandError(exits.USAGE, str(error)) from None
 
 
-def keep_owner(home: str) -> None:
-    """Give what root wrote into a state folder to the account that the folder belongs to.
-
-    Args:
-        home: The state folder.
-    """
-    if os.geteuid() != 0 or not os.path.isdir(home) or os.stat(home).st_uid == 0:
-        return
-    owner = os.stat(home)
-    for part in (".", "tls", "creds", "keys", "keys/ca", "keys/bus"):
-        place = os.path.join(home, part)
-        for entry in os.scandir(place) if os.path.isdir(place) else ():
-            if entry.stat(follow_symlinks=False).st_uid == 0:
-                os.chown(entry.path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-
-
 def act_as_owner(home: str) -> None:
-    """Go on as the account that a state folder belongs to.
+    """Go on as the account that a state folder belongs to, for good.
+
+    Whoever has that account may have put links into the folder: root must not follow them.
 
     Args:
         home: The state folder.

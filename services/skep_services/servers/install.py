@@ -107,12 +107,16 @@ def make_account(account: str, home: str) -> None:
 
 
 def own(home: str, account: str) -> None:
-    """Have a folder and all in it belong to an account."""
+    """Have a folder and all in it belong to an account.
+
+    The account may have the folder already, and change it meanwhile: every name is of a folder that
+    is open, and no link is followed.
+    """
     entry = pwd.getpwnam(account)
     os.chown(home, entry.pw_uid, entry.pw_gid)
-    for place, folders, names in os.walk(home):
+    for _, folders, names, place in os.fwalk(home):
         for name in (*folders, *names):
-            os.chown(os.path.join(place, name), entry.pw_uid, entry.pw_gid, follow_symlinks=False)
+            os.chown(name, entry.pw_uid, entry.pw_gid, dir_fd=place, follow_symlinks=False)
 
 
 def _do(*command: str) -> None:
