@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -17,7 +18,7 @@ from skep.wire.findings import JobRate, Rates
 from skep.wire.node import Outcome
 from skep.wire.spec import SPEC_BYTES_MAX, SizeHint
 from skep_services.adapters.memory import MemoryBus
-from skep_services.gateway import submit
+from skep_services.gateway import server, submit
 from skep_services.gateway.rows import State
 from skep_services.ports import Delivery, FullError, RefusedError
 from tests.gateway_kit import CHAINS, QUOTA, Client, House, error, opened, submitted
@@ -47,6 +48,18 @@ async def test_nothing_is_said_without_a_token_but_health_metrics_and_the_page(
     for path in ("/v1/health", "/metrics", "/"):
         async with house.nobody.open(path) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\nHost: here\r\nX-Half: "])
+async def test_a_stranger_that_asks_nothing_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    monkeypatch.setattr(server, "QUIET_S", 0.05)
+    async with opened(tmp_path) as house, asyncio.timeout(20.0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(house.base).port)
+        writer.write(words)
+        assert await reader.read() == b""
+        writer.close()
 
 
 async def test_a_tenant_sees_and_changes_only_its_own(house: House) -> None:

@@ -7,6 +7,7 @@ import base64
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from nacl.signing import SigningKey
@@ -210,6 +211,35 @@ async def test_a_node_joins_renews_and_is_removed(tmp_path: Path) -> None:
         await house.op.json("POST", "/v1/members/node/n1/remove", 200)
         assert await reason(house.nobody.json("POST", "/v1/renew", 403, renewal)) == "key-revoked"
         assert (await house.op.get("/v1/members"))["members"] == []
+
+
+async def test_a_stranger_renews_nothing_and_asks_nobody(tmp_path: Path) -> None:
+    """Whoever makes a key can sign by it; only keys that joined come to the access service."""
+    async with opened(tmp_path) as house:
+        house.access.deaf = True
+        now_s, own = house.cluster.clock.now() // NS_PER_SECOND, SigningKey(b"y" * 32)
+        text = renewal_text(bus_key(own), REQUEST, now_s)
+        renewal = {
+            "key": bus_key(own),
+            "request": REQUEST,
+            "at_s": now_s,
+            "signature": base64.urlsafe_b64encode(own.sign(text).signature).decode(),
+        }
+        assert await reason(house.nobody.json("POST", "/v1/renew", 404, renewal)) == "unknown-node"
+
+
+async def test_a_reason_that_is_no_text_is_written_down_all_the_same(tmp_path: Path) -> None:
+    async with opened(tmp_path) as house, asyncio.timeout(20.0):
+        ada = await house.with_person("ada", nlp="viewer")
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(house.base).port)
+        token = ada.headers["Authorization"]
+        head = f"POST /v1/tokens HTTP/1.1\r\nHost: here\r\nAuthorization: {token}\r\n"
+        head += "Connection: close\r\nContent-Length: 12\r\nSkep-Reason: a"
+        writer.write(head.encode() + b'\xff\r\n\r\n{"name":"x"}')
+        assert (await reader.read()).startswith(b"HTTP/1.1 201 ")
+        writer.close()
+        lines = (await ada.get("/v1/audit"))["lines"]
+        assert lines[-1]["reason"] == "a?"
 
 
 async def test_a_join_token_cannot_be_guessed(tmp_path: Path) -> None:

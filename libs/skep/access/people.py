@@ -145,6 +145,10 @@ class People(msgspec.Struct):
         """Return what a person may be taken for."""
         return self.roles.people.get(person, NOBODY)
 
+    def knows_key(self, key: str) -> bool:
+        """Return whether a key on the bus is or was anybody's."""
+        return key in self.keys or key in self.revoked
+
     def live_keys(self, person: str, vc: str | None = None) -> list[Key]:
         """Return the keys of a person that are in force, in one VC or (None) in all."""
         return [

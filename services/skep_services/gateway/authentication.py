@@ -195,6 +195,7 @@ class Authentication:
         scheme, _, text = header.partition(" ")
         given = secrets.parse(text.strip()) if scheme.lower() == "bearer" else None
         reason = request.headers.get(REASON_HEADER, "")[:REASON_CHARACTERS_MAX]
+        reason = reason.encode("utf-8", "replace").decode()  # Else no message could have it.
         if given is None:
             found = self._tokens.caller(header)
             if found is None:

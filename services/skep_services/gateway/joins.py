@@ -175,6 +175,11 @@ class Joins:
         if not signed_by(body.key, renewal_text(body.key, body.request, body.at_s), body.signature):
             self._attempts.failed(source)
             raise ApiError(401, Reason.UNAUTHORIZED, "the renewal is not signed by its key")
+        if self._view is None or not self._view.people.knows_key(body.key):
+            # Anybody can sign by a key of its own: that costs the access service nothing.
+            self._attempts.failed(source)
+            text = "this key is of no node or server in the cluster: join again"
+            raise ApiError(404, Reason.UNKNOWN_NODE, text)
         _check_request(body.request)
         wish = RenewNode(key=body.key, request=body.request)
         answer = await self._asking.ask(Actor(source=source), wish)

@@ -54,6 +54,9 @@ BODY_BYTES_MAX = 512 * KIB
 """A cluster's virtual clusters; specs are bounded more tightly."""
 SHUTDOWN_S = 0.5
 """What requests under way get when the gateway is asked to stop; a followed log never ends."""
+QUIET_S = 30.0
+"""How long a connection may be without a whole head of a request. A stranger opens connections at
+no cost, and a process has as many as it may open files; aiohttp's own bound is an hour."""
 BACKLOG = 512
 
 CORE = (subjects.FINDINGS, subjects.HEARTBEATS, subjects.ADVICE_QUEUE, subjects.ADVICE_OUTLOOK)
@@ -120,6 +123,7 @@ class Gateway:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
+            keepalive_timeout=QUIET_S,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=BACKLOG, ssl_context=tls)

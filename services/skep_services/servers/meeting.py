@@ -34,6 +34,8 @@ JOIN_PATH, SERVERS_PATH = "/v1/servers/join", "/v1/servers"
 BODY_BYTES_MAX = 64 * 1024
 SHUTDOWN_S = 0.5
 ANSWER_WITHIN_S = 2.0
+QUIET_S = 30.0
+"""How long a connection may be without a whole head of a request."""
 
 
 class AskServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,11 @@ class Meeting:
             ]
         )
         self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
+            application,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_S,
+            keepalive_timeout=QUIET_S,
         )
         await self._runner.setup()
         context = following_server(own_tls(self._home), self._say)
@@ -123,7 +129,7 @@ class Meeting:
     async def _servers(self, request: web.Request) -> web.Response:
         given = request.headers.get("Authorization", "")
         wanted = f"Bearer {meeting_secret(setup.read_secrets(self._home))}"
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode()):
             return _refused(401, "unauthorized", "only servers of the cluster are told")
         file = files.read_server(self._home)
         return _answer(Servers(revision=file.revision, members=file.members))
