@@ -6,8 +6,10 @@ part is a taken-over agent: it may ask the launcher for anything. `-s` shows eve
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import shutil
 import socket
 import textwrap
@@ -36,6 +38,7 @@ shared_memory = "16M"
 [devices]
 nodes = ["/dev/fuse"]
 """
+KEYCTL, ADD_KEY = (250, 248) if platform.machine() == "x86_64" else (219, 217)
 SAY = """
 import ctypes, errno, glob, os, resource, signal, socket, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -120,7 +123,13 @@ class Attack:
 
     def start(self, **fields: Any) -> str:
         """Return why the launcher does not start a run."""
-        plan = {
+        answer = self.ask(do="start", plan={**self.evil(), **fields})
+        assert "started" not in answer, answer
+        return str(answer["not_started"])
+
+    def evil(self) -> dict[str, Any]:
+        """Return the plan of a run of Mallory's."""
+        return {
             "token": "evil",
             "job": "evil",
             "owner": "mallory",
@@ -133,15 +142,14 @@ class Attack:
             "log_bytes_max": 1 << 20,
             "device_nodes": [],
             "checkpoints": "",
-            **fields,
         }
-        answer = self.ask(do="start", plan=plan)
-        assert "started" not in answer, answer
-        return str(answer["not_started"])
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[LauncherUnderTest]:
+    libc = ctypes.CDLL(None)
+    libc.syscall(KEYCTL, 1, None)  # What begins from now on has one session's keyring.
+    libc.syscall(ADD_KEY, b"user", b"launcher", b"secret", 6, -3)
     with launcher(POLICY) as one:
         yield one
 
@@ -263,6 +271,32 @@ async def test_a_user_namespace_takes_nothing_of_its_view_away(attack: Attack) -
         attempt("another's environment", read, "/proc/{attack.victim.pid}/environ")
     """)
     assert not [line for line in lines[1:] if "refused" not in line], lines
+
+
+@pytest.mark.asyncio
+async def test_keys_of_others(attack: Attack) -> None:
+    """A launcher has a keyring, as each service of systemd has; no job has the launcher's."""
+    keys = """
+        def keyctl(number, *arguments):
+            found = libc.syscall(number, *arguments)
+            if found < 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            return found
+    """
+    attack.node.owner, attack.count = "ada", 100  # A job has one owner.
+    lines = await attack.tries(
+        f"""{keys}
+        print("kept:", keyctl({ADD_KEY}, b"user", b"mine", b"secret of ada", 13, -3))
+        print("found:", keyctl({KEYCTL}, 10, -3, b"user", b"mine", 0))
+        """
+    )
+    assert len(lines) == 2, lines
+    assert lines[0].split()[1] == lines[1].split()[1], "its own it finds"
+    attack.node.owner = "mallory"
+    await attack.refused(f"""{keys}
+        attempt("a key of Ada's", keyctl, {KEYCTL}, 10, -3, b"user", b"mine", 0)
+        attempt("the launcher's key", keyctl, {KEYCTL}, 10, -3, b"user", b"launcher", 0)
+    """)
 
 
 @pytest.mark.asyncio
@@ -413,6 +447,27 @@ async def test_the_job_of_another_person(attack: Attack) -> None:
         f"job ada-job has folders of account {DYNAMIC_FIRST} on this node, and this run is of "
         f"account {DYNAMIC_FIRST + 1}"
     )
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_that_another_person_made_before(attack: Attack) -> None:
+    """Where all may make folders: the name of the next job can be guessed."""
+    shared = attack.launcher.folder / "shared"
+    shared.mkdir(exist_ok=True)
+    shared.chmod(0o1777)
+    theirs, linked = shared / "j18", shared / "j19"
+    lines = await attack.tries(f"""
+        os.mkdir({str(theirs)!r}); os.chmod({str(theirs)!r}, 0o777)
+        os.symlink({str(theirs)!r}, {str(linked)!r})
+        print("made")
+    """)
+    assert lines == ["made"]
+    plan = {"owner": "ada", "argv": ["/bin/true"], "workdir": "/"}
+    for path in (theirs, linked):
+        why = f"checkpoints {path} are of another account ({DYNAMIC_FIRST + 1}): remove them"
+        assert attack.start(**plan, checkpoints=str(path)) == why
+        request = {**attack.evil(), **plan, "checkpoints": str(path)}
+        assert attack.ask(do="prepare", plan=request)["not_started"] == why, "of a container"
 
 
 @pytest.mark.asyncio

@@ -83,7 +83,7 @@ def test_a_policy_that_others_can_write_to(tmp_path: Path) -> None:
 def known(tmp_path: Path, **given: Any) -> Accounts:
     chosen = made(tmp_path, accounts=given)
     os.makedirs(chosen.state, exist_ok=True)
-    return Accounts(chosen, agent_uid=4321)
+    return Accounts(chosen, agent_uid=4321, agent_gid=4322)
 
 
 def refused(one: Accounts, person: str, vc: str = "nlp") -> str:

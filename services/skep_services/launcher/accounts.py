@@ -10,6 +10,7 @@ after the first is gone: files of theirs may lie about.
 
 from __future__ import annotations
 
+import errno
 import grp
 import json
 import os
@@ -62,14 +63,19 @@ class Refusal(Exception):  # noqa: N818  a name for what happened
 class Accounts:
     """The accounts of one node."""
 
-    def __init__(self, chosen: Policy, agent_uid: int) -> None:
+    def __init__(self, chosen: Policy, agent_uid: int, agent_gid: int) -> None:
         """Read the numbers that were given out.
+
+        Args:
+            chosen: The policy.
+            agent_uid: The number of the agent's account.
+            agent_gid: That of its group, which may read the logs of everybody.
 
         Raises:
             OSError: The table cannot be read.
             ValueError: The table is damaged; nothing else than root may mend it.
         """
-        self._policy, self._agent_uid = chosen, agent_uid
+        self._policy, self._agent_uid, self._agent_gid = chosen, agent_uid, agent_gid
         self._path = os.path.join(chosen.state, TABLE_FILE)
         self._given: dict[str, int] = {}
         if os.path.exists(self._path):
@@ -93,7 +99,7 @@ class Accounts:
         if self._policy.mode == policy.DYNAMIC:
             return self._dynamic(person or f"vc:{vc}")
         if person and self._policy.mode == policy.NAMES:
-            return self._named(self._policy.persons.get(person, person), f"person {person}")
+            return self._named(self._name_of(person), f"person {person}")
         named = self._policy.vcs.get(vc)
         if named is None and self._policy.mode == policy.NAMES:
             text = (
@@ -102,6 +108,21 @@ class Accounts:
             )
             raise Refusal(Reason.NO_ACCOUNT, text, of_node=True)
         return self._named(named or vc, f"VC {vc}")
+
+    def _name_of(self, person: str) -> str:
+        """Return the name of a person's account.
+
+        Raises:
+            Refusal: It would be the one that the policy names for another person.
+        """
+        persons = self._policy.persons
+        if person not in persons and person in persons.values():
+            text = (
+                f"the account {person} is another person's in [accounts] persons of the launcher's "
+                f"policy: name one for person {person} there too"
+            )
+            raise Refusal(Reason.NO_ACCOUNT, text, of_node=True)
+        return persons.get(person, person)
 
     def _named(self, name: str, whose: str) -> Account:
         try:
@@ -138,6 +159,8 @@ class Accounts:
             raise Refusal(Reason.SYSTEM_ACCOUNT, text, of_node=True)
 
     def _is_denied(self, gid: int) -> bool:
+        if gid == self._agent_gid:
+            return True
         try:
             return grp.getgrgid(gid).gr_name in self._policy.groups_denied
         except KeyError:
@@ -183,12 +206,23 @@ def _is_known(number: int) -> bool:
 
 
 def _write(path: str, given: dict[str, Any]) -> None:
-    """Replace the table; a number that was told must not be forgotten, so it is synced."""
+    """Replace the table; a number that was told must not be forgotten, so it is synced.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     aside = path + ".tmp"
     file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, json.dumps(given).encode())
+        text = json.dumps(given).encode()
+        if os.write(file, text) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), aside)
         os.fsync(file)
     finally:
         os.close(file)
     os.replace(aside, path)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -22,7 +22,15 @@ from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
 from skep_services.launcher import folders, kernel, plans, policy
 from skep_services.launcher.accounts import Account, Accounts, Reason, Refusal
-from skep_services.launcher.execute import Request, Spare, View, can, execute, reached
+from skep_services.launcher.execute import (
+    Request,
+    Spare,
+    View,
+    can,
+    execute,
+    made_checkpoints,
+    reached,
+)
 from skep_services.launcher.folders import Folders, OthersError
 from skep_services.launcher.groups import Groups
 from skep_services.launcher.policy import FEATURES, Policy
@@ -40,7 +48,7 @@ class Apart(Enclosure):
         super().__init__()
         self._policy, self._accounts = chosen, accounts
         self._groups, self._folders = groups, shared
-        self.trusts_environments = not groups.unified
+        self.trusts_environments = not groups.tell
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
         self._spare: Spare | None = None
@@ -211,6 +219,10 @@ class Apart(Enclosure):
             return refusal(NotStarted(text))
         except OSError as error:
             return refusal(not_written(str(error.filename or plan["log_path"]), error))
+        if plan["checkpoints"] and not ours:
+            trouble = made_checkpoints(account, plan["checkpoints"])
+            if trouble is not None:
+                return refusal(NotStarted(*trouble))
         if not (ours and workdir == plan["checkpoints"]):
             workdir = reached(account, workdir)
             if not workdir:
@@ -278,15 +290,8 @@ class Apart(Enclosure):
         # A process says its number itself, and may say another's; its group it cannot choose.
         try:
             with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-                own = next((line[3:].strip() for line in file if line.startswith("0::")), "")
+                return self._groups.run_in(file.read())
         except OSError:
-            return None
-        above, name = os.path.split(own)
-        if os.path.basename(above) != os.path.basename(self._groups.unified):
-            return None
-        try:
-            return int(name, 16)
-        except ValueError:
             return None
 
     def inside(self, known: Known) -> Sequence[int] | None:
@@ -386,11 +391,20 @@ class Apart(Enclosure):
                 said(f"{memory} cannot be unmounted: {error.strerror}")
         # A later run of the job begins with another folder, however long this takes.
         aside = os.path.join(self._folders.root, kind, f".{job}.{os.urandom(4).hex()}")
-        os.rename(place, aside)
+        try:
+            os.rename(place, aside)
+        except OSError as error:
+            said(f"{place} cannot be removed: {error.strerror}")
+            return
         self._discard(aside)
 
     def _discard(self, place: str) -> None:
-        pid = os.posix_spawn(REMOVE, [REMOVE, "-rf", "--one-file-system", "--", place], {})
+        try:
+            pid = os.posix_spawn(REMOVE, [REMOVE, "-rf", "--one-file-system", "--", place], {})
+        except OSError as error:
+            # As when a job has all processes of the machine. The next launcher removes it.
+            said(f"{place} is left for later: {error.strerror}")
+            return
         self.helpers[pid] = True
 
     def sweep(self, before: float) -> list[str]:
@@ -413,7 +427,7 @@ class Apart(Enclosure):
         self._groups.remove_unknown(marks)
         for job, _ in self._folders.jobs_of(folders.SCRATCH):
             self.remove(folders.SCRATCH, job)
-        for kind in (folders.SCRATCH, folders.CHECKPOINTS):
+        for kind in (folders.SCRATCH, folders.CHECKPOINTS, folders.LOGS):
             above = os.path.join(self._folders.root, kind)
             for name in os.listdir(above):
                 if name.startswith("."):

@@ -13,6 +13,7 @@ every processor), so a copy waits in the groups of the next run before there is 
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import json
 import os
@@ -20,10 +21,11 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from skep_services.agent.runner_launch import (
@@ -219,6 +221,8 @@ def _child(request: Request, writer: int) -> None:
             _join(path)
         step = "getting mounts of its own"
         _see(request.view, request.account)
+        step = "leaving the launcher's keyring"
+        kernel.leave_keyring()
         step = "setting its limits"
         _bound(request)
         step = "giving up root"
@@ -319,11 +323,9 @@ def _enter(request: Request) -> tuple[str, bool] | None:
     """
     plan, account = request.plan, request.account
     if request.makes_checkpoints:
-        try:
-            os.makedirs(plan["checkpoints"], mode=0o700, exist_ok=True)
-        except OSError as error:
-            text = f"checkpoints {plan['checkpoints']} cannot be made: {error.strerror}"
-            return text, error.errno in NODE_ERRNOS
+        refused = checkpoints_trouble(plan["checkpoints"])
+        if refused is not None:
+            return refused
     workdir = plan["workdir"]
     if not workdir:
         workdir = account.home if account.home and os.path.isdir(account.home) else OWN_TMP
@@ -411,13 +413,52 @@ def reached(account: Account, workdir: str) -> str:
         account: Whose rights.
         workdir: The folder.
     """
+
+    def look() -> bytes:
+        os.chdir(workdir)
+        return os.fsencode(os.getcwd())
+
+    return os.fsdecode(_as_account(account, look) or b"")
+
+
+def checkpoints_trouble(path: str) -> tuple[str, bool] | None:
+    """Make the folder of a job's checkpoints, with the rights that this process has.
+
+    It is where everybody may make folders, and the names of jobs can be guessed: another person may
+    have made it before, to read what the job keeps, or to have the job load what is none of its.
+
+    Returns:
+        What is wrong with it, and whether it is the node's fault; None: it is the account's own.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(path, mode=0o700)
+        found = os.lstat(path)
+    except OSError as error:
+        text = f"checkpoints {path} cannot be made: {error.strerror}"
+        return text, error.errno in NODE_ERRNOS
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return f"checkpoints {path} are of another account ({found.st_uid}): remove them", False
+    return None
+
+
+def made_checkpoints(account: Account, path: str) -> tuple[str, bool] | None:
+    """Make the folder of a job's checkpoints as an account; return as `checkpoints_trouble`."""
+    said = _as_account(account, lambda: json.dumps(checkpoints_trouble(path)).encode())
+    if not said:
+        return f"checkpoints {path} did not answer in {EXECUTE_SECONDS_MAX:.0f} s", True
+    trouble = json.loads(said)
+    return None if trouble is None else (str(trouble[0]), bool(trouble[1]))
+
+
+def _as_account(account: Account, look: Callable[[], bytes]) -> bytes | None:
+    """Return what is seen with the rights of an account; None or nothing: it could not look."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
             _descend(account)
-            os.chdir(workdir)
-            os.write(writer, os.fsencode(os.getcwd()))
+            os.write(writer, look())
         finally:
             os._exit(0)
     os.close(writer)
@@ -426,7 +467,7 @@ def reached(account: Account, workdir: str) -> str:
     if said is None:
         os.kill(pid, signal.SIGKILL)
     _reap(pid)
-    return os.fsdecode(said or b"")
+    return said
 
 
 def can(view: View) -> str:

@@ -13,6 +13,7 @@ error: neither the agent nor a job can make the launcher open another file than 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -24,6 +25,9 @@ from skep_services.launcher.accounts import Account
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 DEPTH_MAX = 4
 """job, attempt and file, and one to spare."""
+
+LOOKED_AT_MAX = 1000
+"""Files of a job's checkpoints whose times are looked at; its folder's own time counts as well."""
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOGS, CHECKPOINTS, SCRATCH, SOCK, LIB = "logs", "checkpoints", "scratch", "sock", "lib"
@@ -235,11 +239,13 @@ def _latest(above: int, name: str) -> float | None:
         return None
     try:
         times = [os.fstat(handle).st_mtime]
-        for entry in os.listdir(handle)[:1000]:
-            try:
-                times.append(os.lstat(entry, dir_fd=handle).st_mtime)
-            except OSError:
-                continue
+        # A job may have made millions: the other jobs must not wait for them.
+        with os.scandir(handle) as entries:
+            for entry in itertools.islice(entries, LOOKED_AT_MAX):
+                try:
+                    times.append(os.lstat(entry.name, dir_fd=handle).st_mtime)
+                except OSError:
+                    continue
     finally:
         os.close(handle)
     return max(times)

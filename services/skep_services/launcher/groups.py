@@ -63,7 +63,7 @@ class Groups:
 
     def __init__(self, found: Mounted, name: str, limits: Limits) -> None:
         """Make the groups that hold those of the jobs; what cannot be made is not there."""
-        self._limits = limits
+        self._limits, self._name = limits, name
         self.unified = _folder(os.path.join(found.unified, name)) if found.unified else ""
         self._legacy: dict[str, str] = {}
         self.features: dict[str, bool] = dict.fromkeys(policy.FEATURES, False)
@@ -264,6 +264,26 @@ class Groups:
             return False
         counts = dict(zip(words[::2], words[1::2], strict=False))
         return counts.get("oom_kill", "0") != "0"
+
+    @property
+    def tell(self) -> bool:
+        """Return whether a group says of which run a process is."""
+        return bool(self.unified or self._legacy)
+
+    def run_in(self, cgroup: str) -> int | None:
+        """Return the number of the run whose group a process is in; None: it is in none's.
+
+        Args:
+            cgroup: The text of the process's /proc/PID/cgroup.
+        """
+        for line in cgroup.splitlines():
+            above, name = os.path.split(line.rpartition(":")[2].strip())
+            if os.path.basename(above) == self._name:
+                try:
+                    return int(name, 16)
+                except ValueError:
+                    return None
+        return None
 
 
 def _limit_file(feature: str, *, legacy: bool) -> str:

@@ -6,7 +6,9 @@ Standard library only. Every function raises OSError as the call fails.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import platform
 
 CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
@@ -17,6 +19,8 @@ PR_SET_DUMPABLE = 4
 CAPABILITY_VERSION = 0x20080522
 CAPABILITIES_MAX = 64
 EINVAL = 22
+KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}
+KEYCTL_JOIN_SESSION_KEYRING = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,6 +65,24 @@ def drop_all_capabilities() -> None:
     _checked(_libc.capget(header, sets), "capget")
     sets[2] = sets[5] = 0
     _checked(_libc.capset(header, sets), "capset")
+
+
+def leave_keyring() -> None:
+    """Have this process, and what it executes, have a keyring of its own for its session.
+
+    Who has a keyring may read the keys in it, whatever their account: the launcher's own, which
+    systemd gives to each service, must not be that of all jobs.
+
+    Raises:
+        OSError: There is no room for another keyring, or it is not known how to ask here.
+    """
+    number = KEYCTL.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), "keyctl")
+    if _libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None) < 0:
+        found = ctypes.get_errno()
+        if found not in {errno.ENOSYS, errno.EPERM}:  # Then a job, too, can use no keys here.
+            raise OSError(found, os.strerror(found), "keyctl")
 
 
 def forbid_new_privileges() -> None:

@@ -76,6 +76,7 @@ GPU_COMMON = (
 )
 HIDDEN = (
     "/var/lib/skep",
+    "/var/lib/skep-node",
     "/etc/skep",
     "/run/docker.sock",
     "/run/containerd",

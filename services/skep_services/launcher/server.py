@@ -29,6 +29,7 @@ import os
 import pwd
 import signal
 import socket
+import stat
 import sys
 import time
 from typing import Any
@@ -186,10 +187,15 @@ def _decided(path: str) -> tuple[Policy, pwd.struct_passwd]:
 
 def _warn_of_code() -> None:
     """Say who could change what the launcher executes: as good as root, if not root itself."""
-    for path in (os.path.realpath(sys.executable), os.path.abspath(__file__)):
-        found = os.stat(path)
-        if found.st_uid != 0 or found.st_mode & 0o022:
-            said(f"skep-launcher: warning: {path} is not root's alone: chown root, chmod go-w")
+    for program in (os.path.realpath(sys.executable), os.path.realpath(__file__)):
+        place = program
+        while place != "/":
+            # Who may write to a folder above may put another program in its place.
+            found = os.stat(place)
+            sticky = found.st_mode & stat.S_ISVTX
+            if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
+                said(f"skep-launcher: warning: {place} is not root's alone: chown root, chmod go-w")
+            place = os.path.dirname(place)
 
 
 def _check_root_owned(*paths: str) -> None:
@@ -210,7 +216,7 @@ def _groups(chosen: Policy) -> Groups:
 
 def _enclosure(chosen: Policy, agent: pwd.struct_passwd, groups: Groups) -> Apart:
     shared = Folders(chosen.jobs, (agent.pw_uid, agent.pw_gid))
-    return Apart(chosen, Accounts(chosen, agent.pw_uid), groups, shared)
+    return Apart(chosen, Accounts(chosen, agent.pw_uid, agent.pw_gid), groups, shared)
 
 
 def _lock(state: str) -> bool:
