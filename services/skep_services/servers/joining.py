@@ -174,8 +174,12 @@ def _authority(place: Place) -> tuple[bytes, float | None]:
     status, headers, data = _exchange(place, context, "GET", CA_PATH, b"", {})
     if status != 200:
         raise JoinError(_no_skep(place), NOT_SKEP)
-    parsed = email.utils.parsedate_to_datetime(headers["date"]) if "date" in headers else None
-    return data, parsed.timestamp() if parsed is not None else None
+    date: float | None = None
+    try:
+        date = email.utils.parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        pass  # It has none, or one that is no date.
+    return data, date
 
 
 def _exchange(
