@@ -290,26 +290,6 @@ class Groups:
         counts = dict(zip(words[::2], words[1::2], strict=False))
         return counts.get("oom_kill", "0") != "0"
 
-    @property
-    def tell(self) -> bool:
-        """Return whether a group says of which run a process is."""
-        return bool(self.unified or self._legacy)
-
-    def run_in(self, cgroup: str) -> int | None:
-        """Return the number of the run whose group a process is in; None: it is in none's.
-
-        Args:
-            cgroup: The text of the process's /proc/PID/cgroup.
-        """
-        for line in cgroup.splitlines():
-            above, name = os.path.split(line.rpartition(":")[2].strip())
-            if os.path.basename(above) == self._name:
-                try:
-                    return int(name, 16)
-                except ValueError:
-                    return None
-        return None
-
 
 def _limit_file(feature: str, *, legacy: bool) -> str:
     if feature == policy.PIDS:
