@@ -301,6 +301,34 @@ async def test_no_server_is_an_error_in_time(free_port: int) -> None:
         await NatsBus.connect(options, lambda _: None)
 
 
+async def test_a_cancellation_that_the_library_loses_is_repeated(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+
+    async def stubborn(link: nats_link.Link) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            lost.append(link.identity)
+        await asyncio.Event().wait()
+
+    async def closed(_: nats_link.Link) -> None:
+        pass
+
+    monkeypatch.setattr(nats_link.Link, "_connect_client", stubborn)
+    monkeypatch.setattr(nats_link.Link, "_close_client", closed)
+    options = LinkOptions(
+        servers=(f"nats://127.0.0.1:{free_port}",),
+        identity="a",
+        password=PASSWORD,
+        connect_within_s=0.1,
+    )
+    with pytest.raises(ConnectionError, match="no bus at"):
+        await asyncio.wait_for(NatsBus.connect(options, lambda _: None), DEADLINE_S)
+    assert lost == ["a"]
+
+
 @pytest.mark.adapters
 async def test_watchdog_revives_a_dead_reader(
     nats: NatsWorld, inbox: Inbox, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 2
 CONNECT_PAUSE_S = 0.1
 """Between attempts of the first connection, which usually waits for a server that just starts."""
+CANCEL_AGAIN_S = 0.1
 PING_EVERY_S = 5
 PINGS_MISSED_MAX = 2
 RECONNECT_FIRST_S = 0.05
@@ -247,8 +248,10 @@ class Link:
             connecting.result()
         else:
             self._closing = True
-            connecting.cancel()
-            await asyncio.wait((connecting,))
+            while not connecting.done():
+                # The library loses a cancellation that comes together with a server's answer.
+                connecting.cancel()
+                await asyncio.wait((connecting,), timeout=CANCEL_AGAIN_S)
             await self._close_client()
             servers = ", ".join(self._options.servers)
             if refused in done:
