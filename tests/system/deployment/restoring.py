@@ -145,7 +145,7 @@ def restore_three(story: Story, backup: Path, sealed: Sequence[str]) -> None:
         state = str(story.json(second, "skep", "server", "status").get("state", ""))
         return "skep restore FILE --bus" in state
 
-    story.until("the servers wait for the streams", awaits, 180.0)
+    story.until("the servers wait for the streams", awaits, 300.0)
     story.do(second, "skep", "server", "status", code=1)
     story.do(second, "skep", "restore", str(backup), "--bus", *sealed)
     _until_ok(story, second)
