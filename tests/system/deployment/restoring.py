@@ -32,7 +32,8 @@ def tell(story: Story, folder: Path) -> None:
     """Take a backup, lose the server, and restore it twice."""
     old = story.bed.machines[BEFORE]
     story.do(old, "skep", "server", "init", "--name", "lab", "--host", old.name, "--host",
-             old.address, "--host", old.address6, "--vc", "vision=4", "--vc", "speech=4")  # fmt: skip
+             old.address, "--host", old.address6, "--vc", "vision=4",
+             "--vc", "speech=4")  # fmt: skip
     old.start("server", "skep", "server", "run")
     _until_ok(story, old)
     make_nodes(story, old, NODES)
