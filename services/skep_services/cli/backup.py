@@ -415,8 +415,10 @@ def _restore_bus(arguments: Namespace) -> int:
         moving.streams_came(home)
     if arguments.json:
         print_json(_told(done))
-    else:
-        _tell(done)
+        return exits.OK
+    _tell(done)
+    if server is not None:
+        print("the streams are in the bus, and the servers go on: skep server status")
     return exits.OK
 
 

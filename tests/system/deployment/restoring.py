@@ -32,7 +32,8 @@ def tell(story: Story, folder: Path) -> None:
     """Take a backup, lose the server, and restore it twice."""
     old = story.bed.machines[BEFORE]
     story.do(old, "skep", "server", "init", "--name", "lab", "--host", old.name, "--host",
-             old.address, "--host", old.address6, "--vc", "vision=4", "--vc", "speech=4")  # fmt: skip
+             old.address, "--host", old.address6, "--vc", "vision=4",
+             "--vc", "speech=4")  # fmt: skip
     old.start("server", "skep", "server", "run")
     _until_ok(story, old)
     make_nodes(story, old, NODES)
@@ -145,7 +146,7 @@ def restore_three(story: Story, backup: Path, sealed: Sequence[str]) -> None:
         state = str(story.json(second, "skep", "server", "status").get("state", ""))
         return "skep restore FILE --bus" in state
 
-    story.until("the servers wait for the streams", awaits, 180.0)
+    story.until("the servers wait for the streams", awaits, 300.0)
     story.do(second, "skep", "server", "status", code=1)
     story.do(second, "skep", "restore", str(backup), "--bus", *sealed)
     _until_ok(story, second)
