@@ -18,6 +18,8 @@ from skep.wire.reasons import Reason
 from skep_services import attempts
 from skep_services.access import secrets
 from skep_services.attempts import ATTEMPTS, Bound
+from skep_services.cli import exits
+from skep_services.cli.main import main
 from skep_services.gateway import asking
 from skep_services.gateway.bodies import SMALL_BYTES_MAX
 from skep_services.gateway.joins import renewal_text
@@ -89,6 +91,31 @@ async def test_each_token_that_has_ended_says_why(tmp_path: Path) -> None:
         assert await reason(eve.get("/v1/jobs", 401)) == "unauthorized"
         house.cluster.clock.advance(Duration(91 * DAY))
         assert await reason(bob.get("/v1/jobs", 401)) == "token-expired"
+
+
+async def test_a_name_is_given_once_and_an_account_bound_by_an_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(tmp_path) as house:
+        monkeypatch.setenv("SKEP_API", house.op.base)
+        monkeypatch.setenv("SKEP_TOKEN", house.op.headers["Authorization"].partition(" ")[2])
+
+        async def typed(*words: str) -> tuple[int, str]:
+            code = await asyncio.to_thread(main, ["user", *words])
+            told = capsys.readouterr()
+            return code, told.out + told.err
+
+        assert (await typed("add", "eve", "--oidc"))[0] == 0
+        issuer = ("--issuer", "https://id")
+        assert (await typed("bind", "eve", "sub-1", *issuer)) == (0, "eve: bound\n")
+        assert "eve is another account" in (await typed("bind", "eve", "sub-2", *issuer))[1]
+        assert "name its `issuer`" in (await typed("bind", "eve", "sub-1"))[1]
+        assert (await typed("bind", "eve"))[0] == (await typed("add", "eve", "x"))[0] == exits.USAGE
+        assert (await typed("remove", "eve"))[0] == 0
+        code, told = await typed("add", "eve")
+        assert (code != 0, "its jobs and secrets stay with the name" in told) == (True, True)
+        assert told.count("\n") == 1
+        assert (await typed("add", "eve", "--again"))[0] == 0
 
 
 async def test_a_revoked_token_is_refused_once_its_fact_is_here(tmp_path: Path) -> None:

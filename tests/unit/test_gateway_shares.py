@@ -13,6 +13,7 @@ from skep.wire.admin import SetVcs
 from skep.wire.cluster import FairShare, PersonLimits, VirtualCluster
 from skep.wire.windows import ReserveNodes, Window, WindowBooked
 from skep_services.cli import exits, shares
+from skep_services.gateway.callers import Only
 from skep_services.gateway.live import Live
 from skep_services.gateway.shares import fair_view, window_line, windows_view
 from skep_services.gateway.why import explain
@@ -85,7 +86,10 @@ def test_a_window_of_another_vc_is_not_shown() -> None:
             name=name, nodes=("node-1",), begins=at(8000), ends=at(9000), vc=vc, reason="a merger"
         )
         fold.apply(state, WindowBooked(window=window, at=at(5)))
-    names = lambda sees: {row["name"] for row in windows_view(state, sees)}  # noqa: E731
+
+    def names(sees: Only) -> set[str]:
+        return {row["name"] for row in windows_view(state, sees)}
+
     assert names(("nlp", "cv")) == names("nlp") == {"fans", "own"}
     assert names(()) == {"fans"}
     assert names("") == {"fans", "own", "theirs"}
