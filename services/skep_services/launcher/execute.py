@@ -403,7 +403,7 @@ def _warn(request: Request, env: Mapping[str, str]) -> None:
     for name in SEARCHED:
         unseen = _unseen(request, *env.get(name, "").split(":"))
         if unseen:
-            os.write(request.output, f"[skep] {name}{unseen}\n".encode())
+            os.write(request.output, f"[skep] {name}:{unseen[1:]}\n".encode())
 
 
 def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:
