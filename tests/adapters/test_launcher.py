@@ -148,7 +148,7 @@ async def test_what_is_behind_the_jobs_own_tmp_is_named(node: LauncherNode, tmp_
     plan = msgspec.structs.replace(plan, env={**plan.env, "PYTHONPATH": f"/opt:{tmp_path}/lib"})
     await started(runtime, plan)
     await node.end_of("a")
-    assert node.log("a").startswith(f"[skep] PYTHONPATH{hides}/lib: put it elsewhere")
+    assert node.log("a").startswith(f"[skep] PYTHONPATH:{hides[1:]}/lib: put it elsewhere")
 
 
 @pytest.mark.asyncio

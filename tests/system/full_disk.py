@@ -1,8 +1,8 @@
 """What a cluster does while the disk of a node is full: `python -m tests.system.full_disk`.
 
 The node's state (journal, the runner's record, logs of jobs) is on a small tmpfs, which is filled
-while one job runs and another one comes, and freed again. Every accepted job must reach its end, and
-every process must say in one line what it lacks. Needs root.
+while one job runs and another one comes, and freed again. Every accepted job must reach its end,
+and one line must say what is lacking. Needs root.
 """
 
 from __future__ import annotations

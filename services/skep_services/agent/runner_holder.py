@@ -413,8 +413,12 @@ class Holder:
         inside = self.enclosure.inside(run.known)
         if inside is None or not self.enclosure.kill(run.known):
             return False
+        found = [one for pid in inside if (one := proc.process(pid)) is not None]
+        fresh = [one for one in found if (one.pid, one.ticks) not in run.killed]
         if run.main_gone:
-            run.leave([one for pid in inside if (one := proc.process(pid)) is not None])
+            # Not what was killed together with the main process, and takes longer to die.
+            run.leave(fresh)
+        run.killed.update(dict.fromkeys(_identities(fresh), True))
         return True
 
     def _freeze_orphans(self, run: Run, frozen: dict[int, proc.Process]) -> bool:

@@ -53,7 +53,8 @@ class Apart(Enclosure):
         self.trusts_environments = not groups.tell
         self._runs: dict[str, dict[str, bool]] = {}  # tokens of living runs, by job
         self._admitted: Account | None = None
-        self._spare: Spare | None = None
+        self._spares: dict[bool, Spare] = {}  # by whether it has a PID namespace of its own
+        self._chosen: Spare | None = None
         self._namespaces = Namespaces()
         self._over: list[tuple[int, str]] = []
         self._scratch = Scratch(chosen, shared.root)
@@ -106,10 +107,11 @@ class Apart(Enclosure):
         if plan.get("files") and not self._has_scratch:
             text = "files of secrets need a /dev/shm of the job's own ([view] private_tmp)"
             return NotStarted(f"{Reason.CANNOT_ISOLATE}: {text}", of_node=True)
+        self._chosen = self._spares.get(False)
         if policy.PID_NAMESPACE in self.lacks:
             return about
         try:
-            return {**about, "init": self._namespaces.of(plan["job"], self.helpers)}
+            return {**about, "init": self._init_of(plan["job"])}
         except OSError as error:
             return not_written("a PID namespace", error)._replace(of_node=True)
 
@@ -149,46 +151,78 @@ class Apart(Enclosure):
         return "init" in known.about
 
     def new_mark(self) -> int:
-        return self._spare.mark if self._spare is not None else proc.random_mark()
+        return self._chosen.mark if self._chosen is not None else proc.random_mark()
 
     def prepare(self) -> None:
-        """Make the copy that the next run will be, and the next namespace, unless they wait."""
-        if policy.PID_NAMESPACE not in self.lacks:
+        """Make the copies that the next runs will be, unless they wait already.
+
+        One is in a PID namespace of its own, for a job that has none; the other one is not.
+        """
+        for owns in (False, True) if policy.PID_NAMESPACE not in self.lacks else (False,):
+            spare = self._spares.get(owns)
+            if spare is not None and spare.pid in self.helpers:
+                continue
+            if spare is not None:
+                # It has ended: something is wrong, and the next start will tell what.
+                self._drop(self._spares.pop(owns))
             try:
-                self._namespaces.prepare(self.helpers)
+                spare = self._spares[owns] = self._copied(owns=owns)
             except OSError as error:
-                said(f"no PID namespace waits for the next job: {error.strerror}")
-        if self._spare is not None and self._spare.pid in self.helpers:
-            return
-        if self._spare is not None:
-            # It has ended: something is wrong, and the next start will tell what.
-            self._spare.close()
-            self._spare = None
+                said(f"nothing waits for the next run: {error.strerror} ({error.filename})")
+                continue
+            self.helpers[spare.pid] = True
+
+    def _copied(self, *, owns: bool) -> Spare:
+        """Return a copy that waits, in a namespace of its own or in the launcher's.
+
+        Raises:
+            OSError: It cannot be made.
+        """
         mark = proc.random_mark()
-        try:
-            self._spare = Spare(mark, self._groups.make(mark))
-        except OSError as error:
-            said(f"nothing waits for the next run: {error.strerror} ({error.filename})")
-            return
-        self.helpers[self._spare.pid] = True
+        joins = self._groups.make(mark)
+        if not owns:
+            return Spare(mark, joins)
+        init, spare = self._namespaces.make(self.helpers, lambda: Spare(mark, joins))
+        spare.init = init
+        return spare
 
     def close(self) -> None:
-        """Let what waits for the next run end, and take everything away that runs had."""
+        """Let what waits for the next runs end, and take everything away that runs had."""
         self.clear()
-        self._namespaces.close()
-        if self._spare is not None:
-            self._spare.close()
-            if self.helpers.pop(self._spare.pid, False):
-                os.waitpid(self._spare.pid, 0)
-            self._groups.remove(self._spare.mark)
-            self._spare = None
+        for spare in self._spares.values():
+            self._drop(spare)
+        self._spares.clear()
+
+    def _drop(self, spare: Spare) -> None:
+        spare.close()
+        if self.helpers.pop(spare.pid, False):
+            os.waitpid(spare.pid, 0)
+        if spare.init is not None:
+            self._namespaces.end(spare.init)
+        self._groups.remove(spare.mark)
+
+    def _init_of(self, job: str) -> Init:
+        """Return the init of a job's namespace, and choose the copy that its run will be.
+
+        Raises:
+            OSError: There can be no namespace.
+        """
+        init = self._namespaces.of(job)
+        if init is None:
+            own = self._spares.get(True)
+            if own is not None and own.init is not None and self._namespaces.lives(own.init):
+                self._chosen, init = own, own.init
+            else:
+                init, _ = self._namespaces.make(self.helpers, lambda: None)
+            self._namespaces.give(job, init)
+        return init
 
     def _taken(self, mark: int) -> Spare | None:
         """Return what waits as the run of this number, which is no helper any more."""
-        spare = self._spare
+        spare, self._chosen = self._chosen, None
         if spare is None or spare.mark != mark:
             return None
-        self._spare = None
+        del self._spares[spare.init is not None]
         return spare if self.helpers.pop(spare.pid, False) else None
 
     # --- the start ------------------------------------------------------------------------------

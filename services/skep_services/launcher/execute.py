@@ -37,6 +37,7 @@ from skep_services.agent.runner_launch import (
 )
 from skep_services.launcher import kernel
 from skep_services.launcher.accounts import Account
+from skep_services.launcher.namespaces import Init
 from skep_services.launcher.policy import REPLACED, Limits
 
 EXECUTE_SECONDS_MAX = 10.0
@@ -100,6 +101,8 @@ class Spare:
             joins: The files that it joins its groups by.
         """
         self.mark = mark
+        self.init: Init | None = None
+        """The first process of its PID namespace, if it has one of its own."""
         self._ours, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -112,7 +115,7 @@ class Spare:
         rest = json.dumps([request.limits, request.umask, request.makes_checkpoints]).encode()
         head = SIZES.pack(len(text), len(rest))
         handles = [request.null, request.output, writer]
-        if request.namespace >= 0:
+        if request.namespace >= 0 and self.init is None:
             handles.append(request.namespace)
         try:
             socket.send_fds(self._ours, [head], handles)
@@ -423,7 +426,7 @@ def _warn(request: Request, env: Mapping[str, str]) -> None:
     for name in SEARCHED:
         unseen = _unseen(request, *env.get(name, "").split(":"))
         if unseen:
-            os.write(request.output, f"[skep] {name}{unseen}\n".encode())
+            os.write(request.output, f"[skep] {name}:{unseen[1:]}\n".encode())
 
 
 def _make_files(plan: Mapping[str, Any]) -> dict[str, str]:

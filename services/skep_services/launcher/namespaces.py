@@ -11,18 +11,18 @@ An init outlives a launcher as the runs do, and ends with the last run of its jo
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import signal
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 from skep_services.agent import proc
 from skep_services.launcher import kernel
 
 INIT = ("/bin/sleep", "infinity")
 GO = b"\n"
+T = TypeVar("T")
 
 
 class Init(NamedTuple):
@@ -40,35 +40,33 @@ class Namespaces:
 
     def __init__(self) -> None:
         self._inits: dict[str, Init] = {}
-        self._next: Init | None = None
         self._waiting: dict[Init, int] = {}
         """What keeps an init alive that no run is on record for: it ends with the launcher."""
 
-    def prepare(self, helpers: dict[int, bool]) -> None:
-        """Make the namespace of the next job, unless it waits already.
+    def make(self, helpers: dict[int, bool], fork: Callable[[], T]) -> tuple[Init, T]:
+        """Return the init of a new namespace, and what `fork` returns, whose children are in it.
 
         Raises:
             OSError: There can be none.
         """
-        if self._next is None or not _lives(self._next):
-            self._forget_next()
-            self._next, waits = _made()
-            self._waiting[self._next] = waits
-            helpers[self._next.pid] = True
+        init, waits, forked = _made(fork)
+        self._waiting[init] = waits
+        helpers[init.pid] = True
+        return init, forked
 
-    def of(self, job: str, helpers: dict[int, bool]) -> Init:
-        """Return the first process of a job's namespace, made if need be.
+    def give(self, job: str, init: Init) -> None:
+        """Have a job get a new namespace."""
+        self._inits[job] = init
 
-        Raises:
-            OSError: There can be none.
-        """
+    def of(self, job: str) -> Init | None:
+        """Return the init of a job's namespace; None: it has none yet."""
         found = self._inits.get(job)
-        if found is None or not _lives(found):
-            self.prepare(helpers)
-            assert self._next is not None, "it was made"
-            found = self._inits[job] = self._next
-            self._next = None
-        return found
+        return found if found is not None and self.lives(found) else None
+
+    def lives(self, init: Init) -> bool:
+        """Return whether a namespace has not ended."""
+        one = proc.process(init.pid)
+        return one is not None and one.ticks == init.ticks
 
     def open(self, init: Init) -> int:
         """Return a descriptor of a namespace, whose init outlives this process from now on.
@@ -81,32 +79,24 @@ class Namespaces:
         if waits >= 0:
             os.write(waits, GO)
             os.close(waits)
-        if not _lives(init):
+        if not self.lives(init):
             os.close(found)
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH), "PID namespace")
         return found
 
     def adopt(self, job: str, init: Init, helpers: dict[int, bool]) -> None:
         """Take note of a namespace that another launcher made."""
-        if _lives(init):
+        if self.lives(init):
             self._inits.setdefault(job, init)
             helpers[init.pid] = True
 
     def keep(self, jobs: Mapping[str, object]) -> None:
-        """End every namespace but those of these jobs."""
+        """End every namespace of a job but those of these."""
         for job in [job for job in self._inits if job not in jobs]:
-            self._end(self._inits.pop(job))
+            self.end(self._inits.pop(job))
 
-    def close(self) -> None:
-        """End what waits for the next job."""
-        self._forget_next()
-
-    def _forget_next(self) -> None:
-        if self._next is not None:
-            self._end(self._next)
-            self._next = None
-
-    def _end(self, init: Init) -> None:
+    def end(self, init: Init) -> None:
+        """End a namespace, and whatever is in it."""
         waits = self._waiting.pop(init, -1)
         if waits >= 0:
             os.close(waits)
@@ -115,51 +105,44 @@ class Namespaces:
             proc.send(one, signal.SIGKILL)
 
 
-def _lives(init: Init) -> bool:
-    one = proc.process(init.pid)
-    return one is not None and one.ticks == init.ticks
-
-
-def _made() -> tuple[Init, int]:
-    """Return the first process of a new namespace, and what it waits for.
-
-    It becomes a child of this process.
+def _made(fork: Callable[[], T]) -> tuple[Init, int, T]:
+    """Return the first process of a new namespace, what it waits for, and what `fork` returns.
 
     Raises:
         OSError: The kernel makes none.
     """
-    reader, writer = os.pipe2(os.O_CLOEXEC)
     waits, go = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        os.close(go)
-        _fork_init(writer, waits)
-    os.close(writer)
-    os.close(waits)
-    with open(reader, "rb") as file:
-        said = file.read()
-    os.waitpid(pid, 0)
-    number, trouble = json.loads(said or f"[0, {errno.EAGAIN}]")
-    ticks = proc.start_ticks(number) if number else None
-    if ticks is None:
-        os.close(go)
-        raise OSError(trouble, os.strerror(trouble), "PID namespace")
-    return Init(number, ticks), go
-
-
-def _fork_init(writer: int, waits: int) -> None:
-    """Fork a first process, say its number or what went wrong, and end."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    number = 0
     try:
         kernel.unshare_processes()
-        number = os.fork()
-        if number == 0:
-            os.close(writer)
-            _become_init(waits)
-        os.write(writer, json.dumps([number, 0]).encode())
-    except OSError as error:
-        os.write(writer, json.dumps([0, error.errno]).encode())
+        try:
+            number = os.fork()
+            if number == 0:
+                _become_init(waits)
+            forked = fork()
+        finally:
+            _go_back(own)
+    except OSError:
+        os.close(go)  # Which ends the init, if there is one.
+        if number:
+            os.waitpid(number, 0)
+        raise
     finally:
-        os._exit(0)
+        os.close(waits)
+        os.close(own)
+    ticks = proc.start_ticks(number)
+    assert ticks is not None, "a child that was not waited for has an entry in /proc"
+    return Init(number, ticks), go, forked
+
+
+def _go_back(own: int) -> None:
+    """Have what this process forks next be beside it again; without that it cannot go on."""
+    try:
+        kernel.enter_processes(own)
+    except OSError as error:
+        os.write(2, f"the launcher ends: its own PID namespace is closed to it: {error}\n".encode())
+        os._exit(1)  # The next one adopts the runs.
 
 
 def _become_init(waits: int) -> None:

@@ -71,7 +71,7 @@ class Scratch:
         return found.f_bavail * 100 < found.f_blocks * most
 
     def _over(self, jobs: list[str], *, full: bool) -> Iterator[tuple[str, str]]:
-        """Yield once in a while, with a job that is over or without one; jobs are counted in turn."""
+        """Yield once in a while, with a job that is over or without one."""
         held = {}
         for job in jobs:
             size = 0
