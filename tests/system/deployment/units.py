@@ -162,7 +162,7 @@ def make_nodes(story: Story, cast: Cast) -> None:
 
 def _nodes_up(story: Story, cast: Cast) -> bool:
     rows = story.json(cast.head, "skep", "node", "ls").get("nodes", [])
-    return sum(row["state"] == "up" for row in rows) >= len(cast.nodes)
+    return len([row for row in rows if row["state"] == "up"]) == len(cast.nodes)
 
 
 def make_person(story: Story, cast: Cast) -> dict[str, str]:
