@@ -19,7 +19,6 @@ import pytest_asyncio
 from skep_services.adapters.launcher_runtime import LauncherRuntime, find
 from skep_services.agent import runner
 from skep_services.ports import RunNotStarted
-from skep_services.service import ConfigurationError
 from tests.launcher_kit import LauncherNode, LauncherUnderTest, inits, launcher
 from tests.node_runtimes import alive, started, until
 
@@ -388,5 +387,5 @@ async def test_a_launcher_is_found_while_runs_end(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_an_agent_without_its_launcher_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no launcher answers there"):
+    with pytest.raises(ConnectionError, match="no launcher answers there"):
         await find(tmp_path / "launcher.sock")

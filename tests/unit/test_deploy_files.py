@@ -121,7 +121,7 @@ def test_pods_may_do_little(path: Path) -> None:
 
 def test_ports_are_the_servers() -> None:
     (path,) = (path for path in MANIFESTS if path.name == "skep-server.yaml")
-    wanted = {name: getattr(Ports(), name) for name in ("gateway", "servers", "bus", "door")}
+    wanted = {name: getattr(Ports(), name) for name in ("gateway", "bus", "door")}
     (service,) = (one for one in documents(path) if one["kind"] == "Service")
     assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == wanted
     for _, pod in templates(path):

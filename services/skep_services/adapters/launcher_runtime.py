@@ -43,7 +43,8 @@ async def find(socket: Path) -> Launcher:
     """Return the launcher at a socket.
 
     Raises:
-        ConfigurationError: None answers, or it answers another account only.
+        ConfigurationError: It answers another account only.
+        ConnectionError: None answers at this moment.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -62,7 +63,10 @@ async def find(socket: Path) -> Launcher:
             f"{VARIABLE} is {str(socket)!r}, and no launcher answers there ({error!r}): "
             "start skep-launcher, and see that `agent` in its policy is this account"
         )
-        raise ConfigurationError(text) from error
+        if isinstance(error, PermissionError):
+            raise ConfigurationError(text) from error
+        # It may be about to start, or to be started anew: the agent is tried again.
+        raise ConnectionError(text) from error
     return Launcher(socket, Path(said["folder"]), said["mode"], said["lacks"])
 
 

@@ -143,9 +143,8 @@ def make_servers(story: Story, cast: Cast) -> None:
 
 def _servers_up(story: Story, cast: Cast) -> bool:
     rows = story.json(cast.head, "skep", "server", "status").get("servers", [])
-    return len(rows) == len(cast.servers) and all(
-        row["gateway"] == row["bus"] == "ok" for row in rows
-    )
+    up = [row for row in rows if row["gateway"] == row["bus"] == "ok"]
+    return len(up) == len(cast.servers)
 
 
 def make_nodes(story: Story, cast: Cast) -> None:
@@ -163,7 +162,7 @@ def make_nodes(story: Story, cast: Cast) -> None:
 
 def _nodes_up(story: Story, cast: Cast) -> bool:
     rows = story.json(cast.head, "skep", "node", "ls").get("nodes", [])
-    return sum(row["state"] == "up" for row in rows) == len(cast.nodes)
+    return len([row for row in rows if row["state"] == "up"]) == len(cast.nodes)
 
 
 def make_person(story: Story, cast: Cast) -> dict[str, str]:
