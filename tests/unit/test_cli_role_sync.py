@@ -74,7 +74,7 @@ def posted(gateway: FakeGateway) -> list[Any]:
 def test_a_member_that_left_loses_its_role(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone = {"ml": [], "leads": []}
+    gone: dict[str, list[str]] = {"ml": [], "leads": []}
     code, gateway = synced(monkeypatch, tmp_path, gone, "--dry-run")
     assert (code, posted(gateway), capsys.readouterr().out) == (0, [], "ada: -\n")
     code, gateway = synced(monkeypatch, tmp_path, gone, "--json")
