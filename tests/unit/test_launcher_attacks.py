@@ -1,4 +1,4 @@
-"""What jobs and persons try on the launcher's decisions, and a machine that lacks things; no root."""
+"""What jobs and persons try on the launcher's decisions, and machines that lack things."""
 
 from __future__ import annotations
 

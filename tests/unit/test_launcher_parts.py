@@ -220,9 +220,12 @@ def test_what_a_job_made_by_the_million_is_not_read_whole(
     monkeypatch.setattr(folders, "LOOKED_AT_MAX", 2)
     looked: list[str] = []
     look = os.lstat
-    monkeypatch.setattr(
-        os, "lstat", lambda name, dir_fd: (looked.append(name), look(name, dir_fd=dir_fd))[1]
-    )
+
+    def noted(name: str, dir_fd: int) -> os.stat_result:
+        looked.append(name)
+        return look(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "lstat", noted)
     above = os.open(tmp_path, os.O_RDONLY)
     try:
         assert folders._latest(above, "job") is not None
