@@ -49,7 +49,7 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 # tests have jobs with PyTorch, and wait less.
 PYTEST_ALL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: WORKERS := 4
-test-all: WORKERS := 3
+test-all: WORKERS := 2
 # Tests start hundreds of Python processes: modules are compiled once, not by each of them.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 

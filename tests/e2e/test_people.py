@@ -66,7 +66,9 @@ def test_people_work_in_a_cluster_of_their_own(house: Embedded, tmp_path: Path) 
     skep("cancel", "j1", SKEP_API=url, SKEP_TOKEN=tokens["mia"])
     assert house.ended("j1")["state"] == "cancelled"
     lines = json.loads(house.skep("audit", "--action", "cancel", "--json"))["lines"]
-    assert [(line["actor"], line["target"], line["vc"]) for line in lines] == [("mia", "j1", "nlp")]
+    done = [line for line in lines if line["outcome"] == "done"]
+    assert [(line["actor"], line["target"], line["vc"]) for line in done] == [("mia", "j1", "nlp")]
+    assert {line["actor"] for line in lines if line["outcome"] == "refused"} == {"bob"}
     # The access service dies; what it had recorded holds, and it goes on.
     pid = house.kill("access")
     house.wait_back("access", pid)

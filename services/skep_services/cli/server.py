@@ -277,6 +277,9 @@ def act_as_owner(home: str) -> None:
 
     Args:
         home: The state folder.
+
+    Raises:
+        CommandError: The account cannot read this installation's Python.
     """
     try:
         found = os.stat(home)
@@ -286,6 +289,13 @@ def act_as_owner(home: str) -> None:
         os.setgroups([])
         os.setgid(found.st_gid)
         os.setuid(found.st_uid)
+        if not os.access(os.__file__, os.R_OK):
+            raise CommandError(
+                exits.FAILED,
+                f"{home} is of account {found.st_uid}, which cannot read "
+                f"{os.path.dirname(os.__file__)}: install Skep with a Python that all accounts can "
+                "read, in /opt/skep for one",
+            )
 
 
 def _home(arguments: Namespace) -> str:

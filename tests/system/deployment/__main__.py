@@ -130,6 +130,8 @@ def make_servers(story: Story, servers: Sequence[str], vcs: Mapping[str, int]) -
     )
     first.start("server", "skep", "server", "run")
     story.say(f"{first.name}$ systemctl start skep-server    (here: skep server run &)")
+    if len(servers) > 1:
+        story.until(f"{first.name} can be joined", lambda: _meets(story, first))
     for name in servers[1:]:
         other = story.bed.machines[name]
         token = story.do(first, "skep", "server", "token").out.split()[-1]
@@ -150,6 +152,11 @@ def make_servers(story: Story, servers: Sequence[str], vcs: Mapping[str, int]) -
         story.say(f"{name}$ systemctl start skep-server    (here: skep server run &)")
     _until_all_up(story, first)
     story.do(first, "skep", "server", "status")
+
+
+def _meets(story: Story, machine: Machine) -> bool:
+    rows = story.json(machine, "skep", "server", "status").get("servers", [])
+    return any(row["meets"] == "ok" for row in rows)
 
 
 def make_nodes(story: Story, first: Machine, nodes: Sequence[str]) -> None:
