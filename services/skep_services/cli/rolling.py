@@ -48,7 +48,9 @@ def options(parser: ArgumentParser, *, batch: bool) -> None:
         help="upgrade: what installs it on a machine, such as 'ssh root@{address} ...'; without it "
         "a person does",
     )
-    parser.add_argument("--check", action="store_true", help="upgrade: only say who runs what")
+    parser.add_argument(
+        "--check", action="store_true", help="upgrade: only say which machine runs what"
+    )
     parser.add_argument(
         "--within",
         type=float,

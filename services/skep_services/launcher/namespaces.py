@@ -3,7 +3,7 @@
 A job has one on a node, which its ranks share: they meet by process numbers (CUDA does, for memory
 that they share). Its first process is an init of ours. It does nothing and knows nothing: it is
 root without a capability, ignores what a job could send it, and the kernel reaps for it, because it
-ignores SIGCHLD. Ranks are never its children but the launcher's, who sees their exit codes.
+ignores SIGCHLD. Ranks are never its children but the launcher's, which sees their exit codes.
 
 An init outlives a launcher as the runs do, and ends with the last run of its job.
 """

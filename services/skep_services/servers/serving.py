@@ -210,7 +210,7 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
         await asyncio.gather(
             _always("certificate", lambda: _renew_certificate(home, reload)),
             _always("servers", lambda: _follow_servers(home, known, reload)),
-            # One server archives; the name goes to who takes its place.
+            # One server archives; the name goes to the server that takes its place.
             *([retention.watch(home, kept, plan.archive_env(file))] if file.number == 1 else []),
         )
 
