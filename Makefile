@@ -46,10 +46,10 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 # A file is one worker's. By itself xdist would begin with the files of most tests and leave those
 # of few long ones to the end, for one worker; in the order of their names the cheap ones come last.
 # Tests with real processes wait half of their time: four workers keep two processors busy. Slow
-# tests have jobs with PyTorch, and wait less.
+# tests have jobs with PyTorch, and wait less: three do.
 PYTEST_ALL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: WORKERS := 4
-test-all: WORKERS := 2
+test-all: WORKERS := 3
 # Tests start hundreds of Python processes: modules are compiled once, not by each of them.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
