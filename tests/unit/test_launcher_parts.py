@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import grp
 import os
 import pwd
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,18 +19,8 @@ from skep_services.cli.doctor_jobs import (
     isolation_of,
     launcher_checks,
 )
-from skep_services.launcher import (
-    accounts,
-    device_filter,
-    folders,
-    groups,
-    plans,
-    policy,
-    server,
-    unit,
-)
+from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
 from skep_services.launcher.accounts import Accounts, Refusal
-from skep_services.launcher.enclosure import Apart
 from skep_services.launcher.policy import Policy, PolicyError
 from skep_services.launcher.scratch import Scratch
 from skep_services.ports import RunPlan
@@ -212,74 +200,6 @@ def test_usage_counts_files_and_follows_no_link(tmp_path: Path) -> None:
     assert 100_000 <= size < 200_000
 
 
-def test_what_a_job_made_by_the_million_is_not_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(5):
-        (tmp_path / "job" / str(number)).mkdir(parents=True)
-    monkeypatch.setattr(folders, "LOOKED_AT_MAX", 2)
-    looked: list[str] = []
-    look = os.lstat
-
-    def noted(name: str, dir_fd: int) -> os.stat_result:
-        looked.append(name)
-        return look(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "lstat", noted)
-    above = os.open(tmp_path, os.O_RDONLY)
-    try:
-        assert folders._latest(above, "job") is not None
-    finally:
-        os.close(above)
-    assert len(looked) == 2
-
-
-class Place:
-    """A shared folder with nothing else in it than its root."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = str(root)
-
-
-def apart(tmp_path: Path, found: groups.Groups, monkeypatch: pytest.MonkeyPatch) -> Apart:
-    monkeypatch.setattr(Apart, "_lacking", lambda _: {})
-    chosen = made(tmp_path, accounts={"mode": "dynamic"})
-    return Apart(chosen, known(tmp_path), found, Place(tmp_path))  # type: ignore[arg-type]
-
-
-def test_a_machine_without_processes_to_spare_ends_no_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A job may have them all when another one ends, or when its checkpoints are removed."""
-    one = apart(tmp_path, legacy_groups(tmp_path, "pids"), monkeypatch)
-    (tmp_path / "checkpoints" / "j1").mkdir(parents=True)
-
-    def none_left(*_: Any) -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(os, "posix_spawn", none_left)
-    one.remove("checkpoints", "j1")
-    assert not (tmp_path / "checkpoints" / "j1").exists()
-    assert "is left for later: Resource temporarily unavailable" in capsys.readouterr().err
-    (tmp_path / "checkpoints" / "j1").mkdir()
-    monkeypatch.setattr(os, "rename", none_left)
-    one.remove("checkpoints", "j1")
-    assert "j1 cannot be removed: Resource temporarily unavailable" in capsys.readouterr().err
-
-
-def test_code_that_others_can_replace_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file that is root's is no help in a folder that is not."""
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs").chmod(0o777)
-    program = tmp_path / "theirs" / "python"
-    program.touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    server._warn_of_code()
-    assert f"warning: {tmp_path}/theirs is not root's alone" in capsys.readouterr().err
-
-
 def test_a_device_is_one_of_the_patterns() -> None:
     with pytest.raises(Refusal, match="bad-device"):
         plans._check_nodes(["/dev/null"], policy.GPU_NODES)
@@ -304,29 +224,6 @@ def test_where_the_hierarchies_are() -> None:
     assert found.unified == "/sys/fs/cgroup/unified"
     assert found.legacy["cpu"] == "/sys/fs/cgroup/cpu"
     assert found.legacy["memory"] == "/sys/fs/cgroup/memory"
-
-
-def legacy_groups(tmp_path: Path, *controllers: str) -> groups.Groups:
-    found = {each: str(tmp_path / "cgroup" / each) for each in controllers}
-    for above in found.values():
-        folder = Path(above) / "skep-jobs-1"
-        folder.mkdir(parents=True)
-        (folder / "cgroup.procs").touch()
-    return groups.Groups(groups.Mounted("", found), "skep-jobs-1", made().limits)
-
-
-def test_a_process_does_not_choose_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its variables name any run; its control group, of whichever version, is the launcher's."""
-    one = apart(tmp_path, legacy_groups(tmp_path, "pids", "memory"), monkeypatch)
-    assert not one.trusts_environments
-    mine = "9:memory:/skep-jobs-1/1f\n3:cpu:/\n1:name=systemd:/x.service\n0::/x.service\n"
-    assert one._groups.run_in(mine) == 0x1F
-    assert one._groups.run_in("0::/skep-jobs-1/2a\n") == 0x2A
-    for other in ("0::/\n", "9:memory:/skep-jobs-2/1f\n", "9:memory:/skep-jobs-1/probe\n", ""):
-        assert one._groups.run_in(other) is None
-    assert one.mark_of(os.getpid()) is None
-    none = groups.Groups(groups.Mounted("", {}), "skep-jobs-1", made().limits)
-    assert apart(tmp_path / "other", none, monkeypatch).trusts_environments
 
 
 def test_limits_of_version_2_are_written(tmp_path: Path) -> None:

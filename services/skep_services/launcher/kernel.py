@@ -80,8 +80,8 @@ def drop_all_capabilities() -> None:
 def leave_keyring() -> None:
     """Have this process, and what it executes, have a keyring of its own for its session.
 
-    Who has a keyring may read the keys in it, whatever their account: the launcher's own, which
-    systemd gives to each service, must not be that of all jobs.
+    A process that has a keyring may read the keys in it, whatever its account: the keyring of the
+    launcher, which systemd gives to each service, must not be that of all jobs.
 
     Raises:
         OSError: There is no room for another keyring, or it is not known how to ask here.

@@ -16,7 +16,7 @@ HOSTS_MAX = 16
 def adopt(home: str, hosts: Sequence[str], size: int) -> ServerFile:
     """Have a restored state folder be that of the first server of its cluster, on this machine.
 
-    The keys of the cluster stay, so whoever has a certificate or a token is known. Of three servers
+    The keys of the cluster stay, so certificates and tokens go on counting. Of three servers
     the streams are yet to come: a bus of three takes them only over the bus.
 
     Args:

@@ -84,7 +84,7 @@ def refused(home: str, gateways: Iterable[str], who: str) -> bool:
     try:
         why = status.apart(Path(files.tls_path(home, files.CA)), gateways, who)
     except TlsError:
-        return False  # Who is in need of the file says so.
+        return False  # The code that needs the file says so.
     if why:
         say("not started", error=why)
         notify.tell(notify.status(why))
