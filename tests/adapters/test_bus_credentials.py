@@ -39,7 +39,7 @@ def issue(cluster: SignedCluster, expires_at_s: float) -> Path:
 async def test_expired_credentials_end_the_connection_and_then_the_next_login(
     cluster: SignedCluster,
 ) -> None:
-    issue(cluster, time.time() + 2)
+    issue(cluster, time.time() + 3)
     ended = asyncio.get_running_loop().create_future()
     link = await Link.connect(cluster.options(ALLOCATOR), ended.set_result)
     why = await asyncio.wait_for(ended, DEADLINE_S)

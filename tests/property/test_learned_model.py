@@ -164,10 +164,11 @@ def test_the_order_of_jobs_and_empty_rows_are_of_no_matter(seed: int) -> None:
     rng = random.Random(seed)
     note(f"seed {seed}")
     scene, brain = followed(sight(rng, rng.randrange(1, 20))), model(seed % 1000)
+    raw = without_ties(scene.raw)
     cluster = scene.cluster(NOW, times(scene.raw, NOW))
-    order = np.array(rng.sample(range(len(scene.raw) + 3), len(scene.raw) + 3))
-    padded = np.concatenate([scene.raw, np.zeros((3, c.RAW))])[order]
-    plain, hold = scored(brain, scene.raw, cluster)
+    order = np.array(rng.sample(range(len(raw) + 3), len(raw) + 3))
+    padded = np.concatenate([raw, np.zeros((3, c.RAW))])[order]
+    plain, hold = scored(brain, raw, cluster)
     mixed, mixed_hold = scored(brain, padded, cluster)
     assert np.allclose(mixed[np.argsort(order)][: len(plain)], plain, atol=1e-5)
     assert np.allclose(hold, mixed_hold, atol=1e-5)
@@ -176,6 +177,24 @@ def test_the_order_of_jobs_and_empty_rows_are_of_no_matter(seed: int) -> None:
     )
     assert np.allclose(scores, mixed, atol=1e-5)
     assert np.allclose(holds, mixed_hold, atol=1e-5)
+
+
+def without_ties(raw: Floats) -> Floats:
+    """Return jobs of which no two are known to have the same time left.
+
+    Of jobs that gain as much per GPU, the first gets the GPUs: there the order matters.
+    """
+    left = times(raw, NOW).remaining
+    known = np.where(raw[:, c.LEFT] >= 0, left, -1.0 - np.arange(len(raw)))
+    return raw[np.sort(np.unique(known, return_index=True)[1])]
+
+
+def test_of_two_jobs_that_gain_as_much_the_first_gets_the_gpus() -> None:
+    raw = np.zeros((2, c.RAW))
+    raw[:, c.WORKERS], raw[:, c.EACH], raw[:, c.PHASE] = 1, 4, c.WAITING
+    cluster = np.zeros(c.CLUSTER)
+    cluster[c.GPUS] = cluster[c.FREE] = 6
+    assert share_out(raw, cluster, times(raw, NOW)).workers.tolist() == [1, 0]
 
 
 def scored(

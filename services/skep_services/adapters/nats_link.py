@@ -633,6 +633,9 @@ class Link:
 
     def _check_reconnecting(self) -> None:
         """End the process if no task is reconnecting; shake a reconnect that hangs."""
+        if self._client.is_closed:
+            self._note_close()  # The library says so only when the socket is gone too.
+            return
         reconnecting = self._client._reconnection_task
         if reconnecting is None or reconnecting.done():
             self.fatal(ConnectionError("the bus connection is lost and is not made again"))
@@ -667,6 +670,9 @@ class Link:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._client.close()
         except (TimeoutError, errors.Error, OSError):
+            pass
+        finally:
+            # The library does nothing where it has begun to close by itself.
             self._abort()
 
 
