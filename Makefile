@@ -19,7 +19,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check bench chaos clean distclean format lint types imports \
+.PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format lint types imports \
 	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
 	image compose-up compose-down compose-test corpus adr adr-check docs \
 	reference reference-check spelling
@@ -49,15 +49,19 @@ demo: $(READY) ## Start a cluster on this machine, train real jobs, kill a servi
 # tests have jobs with PyTorch, and wait less: three do.
 PYTEST_ALL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: WORKERS := 4
-test-all: WORKERS := 3
+test-all test-nightly: WORKERS := 3
 # Tests start hundreds of Python processes: modules are compiled once, not by each of them.
-test test-all: export PYTHONDONTWRITEBYTECODE =
+test test-all test-nightly: export PYTHONDONTWRITEBYTECODE =
 
 test: $(READY) ## Run the quick tests (one of them: make test ARGS="tests/unit -k name")
-	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),$(PYTEST_ALL) -m "not slow")
+	@$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),$(PYTEST_ALL) -m "not slow and not nightly")
 
 test-all: export HYPOTHESIS_PROFILE ?= $(if $(CI),ci,all)
-test-all: $(READY) ## Run all tests, the slow ones and more random examples too: what CI runs
+test-all: $(READY) ## Run the slow tests and more random examples too: what CI runs
+	@$(BIN)/python -m pytest -q $(PYTEST_ALL) -m "not nightly" $(ARGS)
+
+test-nightly: export HYPOTHESIS_PROFILE ?= all
+test-nightly: $(READY) ## Run all tests there are
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
 CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.e2e.test_policy import USUAL, under
 from tests.e2e.test_resize import SCRIPT, steps
 from tests.support.embedded import Embedded, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.torch]
 
 OPTIONS = {
     # A change costs these jobs little: they are worth it long before they are half a minute old.
@@ -24,8 +23,6 @@ OPTIONS = {
     "look-ahead": {"every_s": 3, "pause_s": 1},
 }
 """Rounds are short: a job grows one step in each, and every step is measured for five seconds."""
-LIVE = tuple(OPTIONS) if os.environ.get("SKEP_ELASTIC_POLICIES") else ("look-ahead",)
-"""Each takes over a minute, and what differs between them is held by the tests of policies."""
 SAMPLE_S = "0.02"
 """More than a busy machine adds to a mini-batch: else more workers are no faster there."""
 DEADLINE_S = 300.0
@@ -82,7 +79,7 @@ def ends(cluster: Embedded, job: str, notes: Path) -> list[int]:
     return list(dict.fromkeys(world for _, world in made))
 
 
-@pytest.mark.parametrize("name", LIVE)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_job_grows_on_idle_gpus_and_makes_room_for_another(
     name: str, policy: Under, cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:

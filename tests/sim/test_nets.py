@@ -21,7 +21,7 @@ SHOWED = {
     "a gang is smaller while those who leave are still there": 6,
     "position acknowledged before the effect": 1,
     "no floor at the agent": 9,
-    "a suspended job goes on with GPUs that others use": 15,
+    "a suspended job goes on with GPUs that others use": 77,
     "a gang on several nodes moves without standing first": 73,
     "a gang that could not change its size has changed it": 44,
 }

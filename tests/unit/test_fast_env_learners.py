@@ -265,7 +265,7 @@ print(json.dumps(said))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_and_interpreted_kernels_agree() -> None:
     def play(how: str) -> Any:
         words = [sys.executable, "-c", textwrap.dedent(PLAYS), how]
