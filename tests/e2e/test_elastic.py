@@ -101,7 +101,7 @@ def test_a_gang_grows_and_shrinks_and_nobody_who_stays_restarts(whole: dict[str,
         assert (can["tier"], "resize" in can["can"]) == ("cooperative", True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gang_that_accumulates_gradients_changes_once_they_are_reduced() -> None:
     """Within `no_sync` no rank has the gradients of all; after it a newcomer gets them."""
     how: dict[str, Any] = {
@@ -249,7 +249,14 @@ def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["arrive", "enter", "store"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("arrive", marks=pytest.mark.nightly),
+        pytest.param("enter", marks=pytest.mark.nightly),
+        "store",
+    ],
+)
 def test_a_gang_that_is_lost_ends_and_restarts_at_another_size(
     whole: dict[str, Any], moment: str
 ) -> None:

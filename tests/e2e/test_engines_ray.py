@@ -86,6 +86,7 @@ def test_two_nodes_work_and_a_killed_worker_is_named(ray: RayCluster, tmp_path: 
     )
 
 
+@pytest.mark.nightly
 def test_a_run_that_kills_two_workers_or_raises_ends_all(ray: RayCluster) -> None:
     with pytest.raises(DiedError, match=r"'seed 0' ended without a result: process \d+ of Ray on"):
         run(OnRay(ray.client), [task("seed 0", engine_kit.dies)])
@@ -109,6 +110,7 @@ def test_workers_with_another_program_are_refused(
         run(OnRay(ray.client), [task("seed 0", engine_kit.twice)])
 
 
+@pytest.mark.nightly
 def test_what_runs_ends_early(ray: RayCluster, tmp_path: Path) -> None:
     there = [tmp_path / "a", tmp_path / "b"]
     tasks = [

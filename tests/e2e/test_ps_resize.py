@@ -119,7 +119,7 @@ def test_workers_and_servers_come_and_go_while_a_job_trains(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["agent", "allocator"])
+@pytest.mark.parametrize("victim", ["agent", pytest.param("allocator", marks=pytest.mark.nightly)])
 def test_a_change_that_a_crash_cuts_short_ends_in_one_size(
     cluster: Embedded, nlp: Tenant, tmp_path: Path, victim: str
 ) -> None:

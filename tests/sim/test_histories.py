@@ -16,11 +16,17 @@ from skep.sim.run import read_seeds
 from skep.sim.world import Settings
 
 SEEDS = 60
+SEEDS_CI = 30
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(5, SEEDS, 5))]
+    "first",
+    [
+        0,
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(5, SEEDS_CI, 5)),
+        *(pytest.param(first, marks=pytest.mark.nightly) for first in range(SEEDS_CI, SEEDS, 5)),
+    ],
 )
 def test_every_invariant_holds_in_every_history(first: int) -> None:
     for seed in range(first, first + 5):
