@@ -19,9 +19,9 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format lint types imports \
-	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
-	image compose-up compose-down compose-test corpus adr adr-check docs \
+.PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format lint \
+	types imports tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov \
+	wheel image compose-up compose-down compose-test corpus adr adr-check docs \
 	reference reference-check spelling
 
 help: ## List the targets
