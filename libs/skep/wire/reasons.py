@@ -42,6 +42,8 @@ class Reason(StrEnum):
     ROLE_TOO_LOW = "role-too-low"
     NOT_ITS_OWNER = "not-its-owner"
     PRIORITY_TOO_HIGH = "priority-too-high"
+    AMBIGUOUS_NAME = "ambiguous-name"
+    DEPENDENCY_CYCLE = "dependency-cycle"
 
     # Why a person, a token or a node was refused.
     UNAUTHORIZED = "unauthorized"
@@ -131,6 +133,9 @@ class Reason(StrEnum):
     FITS_NO_CELL = "fits-no-cell"
     PERSON_LIMIT = "person-limit"
     WAITS_FOR_WINDOW = "waits-for-window"
+    WAITS_FOR_JOBS = "waits-for-jobs"
+    WAITS_FOR_TIME = "waits-for-time"
+    HELD = "held"
 
     # Why a running job was not changed, or stands still.
     NOT_RUNNING = "not-running"
@@ -183,6 +188,7 @@ class Reason(StrEnum):
     REPEATED_FAILURES = "repeated-failures"
     DEVICE_TROUBLE = "device-trouble"
     RETRIES_USED_UP = "retries-used-up"
+    DEPENDENCY_NEVER_SATISFIED = "dependency-never-satisfied"
 
     # What the policy of a virtual cluster did, and what was wrong with that.
     HELD_BY_POLICY = "held-by-policy"
@@ -364,6 +370,12 @@ TEXT: dict[Reason, str] = {
     Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
     Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
     Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would overrun",
+    Reason.WAITS_FOR_JOBS: "it waits for other jobs to end, as its `after` says",
+    Reason.WAITS_FOR_TIME: "it waits for the time that its `begin` says",
+    Reason.HELD: "it is held until `skep release`",
+    Reason.AMBIGUOUS_NAME: "several jobs have this name",
+    Reason.DEPENDENCY_CYCLE: "the jobs wait for one another: none of them could ever start",
+    Reason.DEPENDENCY_NEVER_SATISFIED: "a job that it waits for did not end as its `after` asks",
     Reason.FAIR_SHARE: "its person used the smallest part for its weight",
     Reason.WINDOW_PAST: "the window ends in the past, or before it begins",
     Reason.WINDOW_TOO_LONG: "the window is longer than any may be",
