@@ -48,7 +48,16 @@ from skep.wire.changes import JobPrioritised
 from skep.wire.cluster import FIFO, Cluster
 from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.estimates import CalibrationKept, EstimateJudged
-from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
+from skep.wire.facts import (
+    CellsSet,
+    End,
+    EpochBegan,
+    JobDeferred,
+    JobEligible,
+    JobEnded,
+    JobQueued,
+    NodeAdded,
+)
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.following import BlockMeasured, GuardFact, ShadowSeen, StageSet
 from skep.wire.learned import LearnedAdvice, Sight, SightWanted
@@ -325,6 +334,8 @@ class AdvisorMachine:
                 self._admit(fact)
             case JobPrioritised():
                 self._prioritise(fact)
+            case JobDeferred() | JobEligible():
+                self._defer(fact)
             case JobEnded():
                 self._end(fact)
             case NodeAdded():
@@ -389,6 +400,16 @@ class AdvisorMachine:
         self._jobs[fact.job] = job
         self._wait(job)
 
+    def _defer(self, fact: JobDeferred | JobEligible) -> None:
+        """Have a job wait outside of its queue, or in it again."""
+        job = self._jobs.get(fact.job)
+        if job is None:
+            return
+        if isinstance(fact, JobEligible):
+            self._wait(job)
+        elif job.position in self._queued:
+            self._leave(job)
+
     def _prioritise(self, fact: JobPrioritised) -> None:
         """Let a job wait at another place."""
         job, sequence = self._jobs.get(fact.job), job_sequence(fact.job)
@@ -444,7 +465,8 @@ class AdvisorMachine:
             return
         self._outlooks.end(job.job)
         if job.attempt == 0:
-            self._leave(job)
+            if job.position in self._queued:
+                self._leave(job)
             return
         ran_ns = fact.at - fact.ran_at if fact.ran_at else 0
         succeeded = fact.end is End.SUCCEEDED

@@ -540,13 +540,7 @@ def _bad(path: str, wanted: str) -> Problem:
 def _normalised(spec: JobSpec) -> JobSpec:
     if spec.promise is not None:
         spec = msgspec.structs.replace(spec, promise=None)
-    said = (
-        spec.resources.memory,
-        spec.limits.time,
-        spec.size.run_time,
-        spec.finish_by,
-        spec.begin,
-    )
+    said = (spec.resources.memory, spec.limits.time, spec.size.run_time, spec.finish_by, spec.begin)
     if not any(isinstance(each, str) for each in said):
         return spec
     memory = memory_bytes(spec.resources.memory)

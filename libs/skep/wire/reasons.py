@@ -21,6 +21,7 @@ class Reason(StrEnum):
     WRONG_VC = "wrong-vc"
     UNKNOWN_JOB = "unknown-job"
     ALREADY_ENDED = "already-ended"
+    NOT_ENDED = "not-ended"
     OVER_QUOTA = "over-quota"
     QUOTA_TOO_SMALL = "quota-too-small"
     TOO_MANY_JOBS = "too-many-jobs"
@@ -353,6 +354,7 @@ TEXT: dict[Reason, str] = {
     Reason.WRONG_VC: "the virtual cluster named is not the one published to",
     Reason.UNKNOWN_JOB: "no such job in this virtual cluster",
     Reason.ALREADY_ENDED: "the job has already ended",
+    Reason.NOT_ENDED: "the job has not ended yet",
     Reason.OVER_QUOTA: "the virtual cluster's quota is used up and the job asked not to wait",
     Reason.QUOTA_TOO_SMALL: "the job needs more GPUs than its virtual cluster owns",
     Reason.TOO_MANY_JOBS: "the virtual cluster has as many unfinished jobs as it may have",

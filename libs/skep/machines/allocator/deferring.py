@@ -129,13 +129,7 @@ def restarted(tx: Transaction) -> None:
 
 
 def _look(
-    tx: Transaction,
-    job: JobState,
-    now: Instant,
-    *,
-    begin: Instant,
-    held: bool,
-    first: bool = False,
+    tx: Transaction, job: JobState, now: Instant, *, begin: Instant, held: bool, first: bool = False
 ) -> None:
     """Record what becomes of a job: its end, that it is deferred, or that it enters its queue."""
     found = standing(tx.state, job, first=first)
@@ -157,13 +151,7 @@ def _look(
     why, needs = told
     tx.record(
         JobDeferred(
-            job=job.job,
-            why=why,
-            at=now,
-            needs=needs,
-            awaits=found.awaits,
-            begin=begin,
-            held=held,
+            job=job.job, why=why, at=now, needs=needs, awaits=found.awaits, begin=begin, held=held
         )
     )
 

@@ -1,0 +1,167 @@
+"""The jobs that a submission may wait for: by id or name, of its VC, unfinished or ended lately.
+
+A name means the one unfinished job of the VC that has it; if none is unfinished, the one that ended
+lately. Which jobs ended lately is in the facts. How they ended is soft: after a restart admission
+lets a job wait for one that failed, and the allocator cancels it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from skep.ids import job_sequence
+from skep.wire.facts import End
+from skep.wire.reasons import Reason
+from skep.wire.spec import After, JobSpec, Problem
+
+ENDED_KEPT = 5000
+"""Ended jobs that a submission may name. The allocator keeps the ends of twice as many."""
+NAMED_MAX = 3
+"""Jobs of one name that a refusal names."""
+REFUSED_BY: dict[str, tuple[End, ...]] = {
+    "ok": (End.FAILED, End.CANCELLED),
+    "any": (),
+    "fail": (End.SUCCEEDED,),
+}
+"""By kind of dependency: the ends after which it can never be fulfilled."""
+MEANS = {"ok": "succeeds", "fail": "fails"}
+
+VcName = tuple[str, str]
+"""A VC, and a name in it."""
+
+
+class Known:
+    """The jobs that can be named: `jobs` maps a job to its VC and name."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.unfinished: dict[str, VcName] = {}
+        self.ended: dict[str, VcName] = {}
+        """Those that ended lately, oldest first."""
+        self.ends: dict[str, End] = {}
+        """How they ended, as far as this process heard it."""
+        self._unfinished: dict[VcName, dict[str, None]] = {}
+        self._ended: dict[VcName, dict[str, None]] = {}
+
+    def add(self, job: str, vc: str, name: str) -> None:
+        """Take in an unfinished job."""
+        self.unfinished[job] = vc, name
+        self._unfinished.setdefault((vc, name), {})[job] = None
+
+    def over(self, job: str) -> None:
+        """Take in that a job is over."""
+        named = self.unfinished.pop(job)
+        _drop(self._unfinished, named, job)
+        self.end(job, *named)
+
+    def end(self, job: str, vc: str, name: str) -> None:
+        """Take in a job that is over; the oldest is forgotten."""
+        self.ended[job] = vc, name
+        self._ended.setdefault((vc, name), {})[job] = None
+        if len(self.ended) > ENDED_KEPT:
+            oldest = next(iter(self.ended))
+            _drop(self._ended, self.ended.pop(oldest), oldest)
+            self.ends.pop(oldest, None)
+
+    def heard(self, job: str, end: End) -> None:
+        """Note how a job ended that was unfinished until now."""
+        if job in self.unfinished:
+            self.ends[job] = end
+
+    def resolved(self, spec: JobSpec) -> JobSpec | list[Problem]:
+        """Return a spec with ids in the place of names, or what is wrong with its `after`."""
+        if spec.after is None:
+            return spec
+        jobs: dict[str, list[str]] = {"ok": [], "any": [], "fail": []}
+        seen: dict[str, None] = {}
+        problems: list[Problem] = []
+        for kind, at, name in spec.after.named():
+            path = f"$.after.{kind}[{at}]"
+            found = self._find(spec.vc, path, name)
+            if isinstance(found, str):
+                found = self._against(kind, path, found, seen) or found
+            if isinstance(found, Problem):
+                problems.append(found)
+                continue
+            seen[found] = None
+            jobs[kind].append(found)
+        if problems:
+            return problems
+        after = After(ok=tuple(jobs["ok"]), any=tuple(jobs["any"]), fail=tuple(jobs["fail"]))
+        return msgspec.structs.replace(spec, after=after)
+
+    def _against(self, kind: str, path: str, job: str, seen: dict[str, None]) -> Problem | None:
+        """Return why a job cannot be waited for: it is named twice, or ended otherwise."""
+        if job in seen:
+            return Problem(
+                path=path,
+                reason=Reason.BAD_VALUE,
+                text=f"`after` names {job} twice",
+                suggestion="name each job once",
+            )
+        end = self.ends.get(job)
+        if end not in REFUSED_BY[kind]:
+            return None
+        return Problem(
+            path=path,
+            reason=Reason.DEPENDENCY_NEVER_SATISFIED,
+            text=f"{job} has {end}, and this job was to run once it {MEANS[kind]}",
+            suggestion="name another job, or leave it out",
+        )
+
+    def _find(self, vc: str, path: str, name: str) -> str | Problem:
+        """Return the id of a job that is named by its id or name."""
+        if job_sequence(name) is not None:
+            return self._by_id(vc, path, name)
+        found = self._unfinished.get((vc, name)) or self._ended.get((vc, name)) or {}
+        if len(found) == 1:
+            return next(iter(found))
+        if found:
+            shown = ", ".join(islice(found, NAMED_MAX))
+            more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+            return Problem(
+                path=path,
+                reason=Reason.AMBIGUOUS_NAME,
+                text=f"{len(found)} jobs of `{vc}` have the name `{name}`: {shown}{more}",
+                suggestion="give the id of one",
+            )
+        return Problem(
+            path=path,
+            reason=Reason.UNKNOWN_JOB,
+            text=f"`{vc}` has no job with the name `{name}`",
+            suggestion="submit that job first, or give an id",
+        )
+
+    def _by_id(self, vc: str, path: str, job: str) -> str | Problem:
+        known = self.unfinished.get(job) or self.ended.get(job)
+        if known is not None and known[0] == vc:
+            return job
+        # Another tenant's job looks the same from here, which tells its end to no one.
+        return Problem(
+            path=path,
+            reason=Reason.UNKNOWN_JOB,
+            text=f"`{vc}` has no job {job} that is unfinished or ended lately",
+            suggestion="`skep ps -a` lists the jobs that there are",
+        )
+
+    def check(self) -> None:
+        """Assert that the indexes are of these jobs.
+
+        Raises:
+            AssertionError: They are not.
+        """
+        for jobs, index in ((self.unfinished, self._unfinished), (self.ended, self._ended)):
+            named: dict[VcName, dict[str, None]] = {}
+            for job, known in jobs.items():
+                named.setdefault(known, {})[job] = None
+            assert named == index
+        assert self.ends.keys() <= self.unfinished.keys() | self.ended.keys()
+
+
+def _drop(index: dict[VcName, dict[str, None]], named: VcName, job: str) -> None:
+    jobs = index[named]
+    del jobs[job]
+    if not jobs:
+        del index[named]
