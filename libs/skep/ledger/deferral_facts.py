@@ -38,21 +38,22 @@ def apply(state: ClusterState, fact: JobDeferred | JobEligible) -> None:
 
 
 def _defer(state: ClusterState, job: JobState, fact: JobDeferred) -> None:
-    if job.state is State.QUEUED:
-        if state.parked.pop(job.job, None) is None:
-            state.queue(job).remove(job.entry)
-    else:
-        forget(state, job)
+    before = job.state
     job.move("JobDeferred")
     job.waits = fact.why, fact.needs
+    if job.deferral is not None:
+        job.deferral.begin, job.deferral.held = fact.begin, fact.held
+        return  # What it awaits only becomes less, by the ends of those jobs.
+    if before is State.QUEUED and state.parked.pop(job.job, None) is None:
+        state.queue(job).remove(job.entry)
     job.deferral = Deferral(dict.fromkeys(fact.awaits), fact.begin, fact.held)
-    enter(state, job)
-
-
-def enter(state: ClusterState, job: JobState) -> None:
-    """Have a deferred job wait outside of its queue."""
-    assert job.deferral is not None, job
     state.deferred[job.job] = job
+    index(state, job)
+
+
+def index(state: ClusterState, job: JobState) -> None:
+    """Note for whom a deferred job waits."""
+    assert job.deferral is not None, job
     for name in job.deferral.awaits:
         state.awaited.setdefault(name, {})[job.job] = None
 
@@ -87,7 +88,7 @@ def ended(state: ClusterState, job: JobState, fact: JobEnded) -> None:
         deferral = state.jobs[name].deferral
         assert deferral is not None, name
         del deferral.awaits[job.job]
-    state.delta.resolves = tuple(others)
+    state.delta.resolves = tuple(sorted(others, key=lambda name: state.jobs[name].sequence))
 
 
 def check(state: ClusterState) -> None:

@@ -124,6 +124,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     reserved: tuple[str, ...]
     borrowed: tuple[str, ...]
     away: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
 
 
 Kept = (
@@ -185,6 +186,7 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         reserved=tuple(state.reserved),
         borrowed=tuple(state.borrowed),
         away=tuple(state.away),
+        deferred=tuple(state.deferred),
     )
 
 
@@ -284,8 +286,6 @@ def _take_job(state: ClusterState, job: JobState) -> None:
     state.jobs[job.job] = job
     if job.state is State.QUEUED:
         state.queue(job).add(job.entry)
-    elif job.state is State.DEFERRED:
-        deferral_facts.enter(state, job)
 
 
 def _place(state: ClusterState, kept: PlacedKept) -> None:
@@ -299,6 +299,9 @@ def _place(state: ClusterState, kept: PlacedKept) -> None:
         state.borrow(state.jobs[name])
     for name in kept.away:
         state.note_away(state.jobs[name], away=True)
+    state.deferred = {name: state.jobs[name] for name in kept.deferred}
+    for job in state.deferred.values():
+        deferral_facts.index(state, job)
     people.restored(state)
 
 

@@ -51,7 +51,7 @@ class ClusterState:
         self.deferred: dict[str, JobState] = {}
         """Jobs that wait for others, for a time or to be released: they are in no queue."""
         self.awaited: dict[str, dict[str, None]] = {}
-        """By unfinished job: the deferred jobs that wait for its end."""
+        """By unfinished job: the deferred jobs that wait for its end. Made from `deferred`."""
         self.ends: dict[str, JobOutcome] = {}
         """How the latest jobs ended, oldest first."""
         self.reserved: dict[str, JobState] = {}

@@ -125,6 +125,8 @@ class _Job(runs.Run, kw_only=True, gc=False):
     """Samples of a mini-batch, if its workers share them out however many there are; 0: they do
     not, or its spec does not say it."""
     shown: _Shown | None = None
+    deferred: bool = False
+    """It waits outside of its queue."""
 
 
 def _position(priority: int, sequence: int) -> int:
@@ -304,7 +306,7 @@ class AdvisorMachine:
         for position, job in self._queued.items():
             assert position == job.position
             assert self._jobs[job.job] is job
-        waiting = [job for job in self._jobs.values() if job.attempt == 0]
+        waiting = [job for job in self._jobs.values() if job.attempt == 0 and not job.deferred]
         assert len(waiting) == len(self._queue)
         assert len(self._jobs) <= JOBS_MAX
         assert len(self._types) <= NODES_MAX
@@ -406,8 +408,10 @@ class AdvisorMachine:
         if job is None:
             return
         if isinstance(fact, JobEligible):
+            job.deferred = False
             self._wait(job)
-        elif job.position in self._queued:
+        elif not job.deferred:
+            job.deferred = True
             self._leave(job)
 
     def _prioritise(self, fact: JobPrioritised) -> None:
@@ -465,7 +469,7 @@ class AdvisorMachine:
             return
         self._outlooks.end(job.job)
         if job.attempt == 0:
-            if job.position in self._queued:
+            if not job.deferred:
                 self._leave(job)
             return
         ran_ns = fact.at - fact.ran_at if fact.ran_at else 0

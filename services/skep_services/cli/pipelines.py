@@ -35,7 +35,9 @@ class Pipeline:
         self.documents, self._places = documents, list(documents)
         order = order_of([document.tree for document in documents.values()])
         if isinstance(order, list):
-            raise _refusal([(documents[self._places[each.spec]], each.problem) for each in order])
+            wrong = [(documents[self._places[each.spec]], each.problem) for each in order]
+            refusal = _refusal(wrong)
+            raise refusal
         self._order = order
         self.tied = any(order.named)
 

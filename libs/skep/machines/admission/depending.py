@@ -40,35 +40,35 @@ class Known:
         self.unfinished: dict[str, VcName] = {}
         self.ended: dict[str, VcName] = {}
         """Those that ended lately, oldest first."""
-        self.ends: dict[str, End] = {}
+        self.heard_ends: dict[str, End] = {}
         """How they ended, as far as this process heard it."""
-        self._unfinished: dict[VcName, dict[str, None]] = {}
-        self._ended: dict[VcName, dict[str, None]] = {}
+        self._named: dict[VcName, dict[str, None]] = {}
+        self._named_ended: dict[VcName, dict[str, None]] = {}
 
     def add(self, job: str, vc: str, name: str) -> None:
         """Take in an unfinished job."""
         self.unfinished[job] = vc, name
-        self._unfinished.setdefault((vc, name), {})[job] = None
+        self._named.setdefault((vc, name), {})[job] = None
 
     def over(self, job: str) -> None:
         """Take in that a job is over."""
         named = self.unfinished.pop(job)
-        _drop(self._unfinished, named, job)
+        _drop(self._named, named, job)
         self.end(job, *named)
 
     def end(self, job: str, vc: str, name: str) -> None:
         """Take in a job that is over; the oldest is forgotten."""
         self.ended[job] = vc, name
-        self._ended.setdefault((vc, name), {})[job] = None
+        self._named_ended.setdefault((vc, name), {})[job] = None
         if len(self.ended) > ENDED_KEPT:
             oldest = next(iter(self.ended))
-            _drop(self._ended, self.ended.pop(oldest), oldest)
-            self.ends.pop(oldest, None)
+            _drop(self._named_ended, self.ended.pop(oldest), oldest)
+            self.heard_ends.pop(oldest, None)
 
     def heard(self, job: str, end: End) -> None:
         """Note how a job ended that was unfinished until now."""
         if job in self.unfinished:
-            self.ends[job] = end
+            self.heard_ends[job] = end
 
     def resolved(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return a spec with ids in the place of names, or what is wrong with its `after`."""
@@ -101,7 +101,7 @@ class Known:
                 text=f"`after` names {job} twice",
                 suggestion="name each job once",
             )
-        end = self.ends.get(job)
+        end = self.heard_ends.get(job)
         if end not in REFUSED_BY[kind]:
             return None
         return Problem(
@@ -115,7 +115,7 @@ class Known:
         """Return the id of a job that is named by its id or name."""
         if job_sequence(name) is not None:
             return self._by_id(vc, path, name)
-        found = self._unfinished.get((vc, name)) or self._ended.get((vc, name)) or {}
+        found = self._named.get((vc, name)) or self._named_ended.get((vc, name)) or {}
         if len(found) == 1:
             return next(iter(found))
         if found:
@@ -146,18 +146,22 @@ class Known:
             suggestion="`skep ps -a` lists the jobs that there are",
         )
 
+    def summary(self) -> tuple[list[tuple[str, VcName]], list[tuple[str, VcName]]]:
+        """Return what the facts tell of them, in order, to be compared."""
+        return list(self.unfinished.items()), list(self.ended.items())
+
     def check(self) -> None:
         """Assert that the indexes are of these jobs.
 
         Raises:
             AssertionError: They are not.
         """
-        for jobs, index in ((self.unfinished, self._unfinished), (self.ended, self._ended)):
+        for jobs, index in ((self.unfinished, self._named), (self.ended, self._named_ended)):
             named: dict[VcName, dict[str, None]] = {}
             for job, known in jobs.items():
                 named.setdefault(known, {})[job] = None
             assert named == index
-        assert self.ends.keys() <= self.unfinished.keys() | self.ended.keys()
+        assert self.heard_ends.keys() <= self.unfinished.keys() | self.ended.keys()
 
 
 def _drop(index: dict[VcName, dict[str, None]], named: VcName, job: str) -> None:
