@@ -66,7 +66,7 @@ class Waits:
 
     def _deferred(self, fact: JobDeferred) -> None:
         job = self._jobs[fact.job]
-        require(job.queued and not job.claims, "I22", f"{fact.job} is deferred and has GPUs")
+        require(job.queued, "I22", f"{fact.job} is deferred and has GPUs")
         after = job.spec.after
         unfinished = [name for _, _, name in after.named() if name in self._jobs] if after else []
         require(list(fact.awaits) == unfinished, "I22", f"{fact.job} awaits {unfinished}: {fact}")
