@@ -599,12 +599,7 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
     facts.JobWaits(job="j17", why=Reason.WAITS_FOR_CELLS, needs="2 x 2 GPUs (cpu) in cells of nlp"),
     facts.JobDeferred(
-        job="j17",
-        why=Reason.WAITS_FOR_JOBS,
-        at=AT,
-        needs="j15",
-        awaits=("j15", "j16"),
-        begin=LATER,
+        job="j17", why=Reason.WAITS_FOR_JOBS, at=AT, needs="j15", awaits=("j15", "j16"), begin=LATER
     ),
     facts.JobEligible(job="j17", at=LATER),
     facts.JobBound(
