@@ -206,7 +206,7 @@ def test_a_held_job_waits_until_it_is_released() -> None:
     over = [
         fact for fact in facts_of(decide(asked(2, AskHold(job="j1")))) if isinstance(fact, AskOver)
     ]
-    assert [(fact.result, fact.why) for fact in over] == [(Result.REFUSED, Reason.NOT_WAITING)]
+    assert [(fact.result, fact.why) for fact in over] == [(Result.REFUSED, Reason.HAS_GPUS)]
 
 
 @pytest.mark.parametrize("policy", ["", "srtf", "las"])
@@ -277,7 +277,7 @@ def test_what_a_crash_left_undecided_is_decided_after_it(monkeypatch: pytest.Mon
     ends(decide, "j1", FAILED)
     assert list(decide.machine.state.deferred) == ["j3", "j4"]
 
-    monkeypatch.setattr(deferring, "RESOLVED_MAX", 200)
+    monkeypatch.setattr(deferring, "RESOLVED_MAX", 100)
     assert told(decide(Restarted(epoch=2))) == [("j3", "cancelled", str(NEVER))]
     assert told(decide(Tick(), 34)) == [("j4", "eligible"), ("j4", "bound")]
 

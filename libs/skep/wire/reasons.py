@@ -148,6 +148,7 @@ class Reason(StrEnum):
     REQUESTED = "requested"
     SUSPENDED = "suspended"
     WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
+    HAS_GPUS = "has-gpus"
 
     # Why a job was not packed with another, or no more.
     NOT_WAITING = "not-waiting"
@@ -469,6 +470,7 @@ TEXT: dict[Reason, str] = {
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
     Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once GPUs it can go on with are idle",
+    Reason.HAS_GPUS: "it has GPUs: only a job that has none can be held",
     Reason.NOT_WAITING: "it has GPUs of its own: only a job that waits for some can be packed",
     Reason.PARTNER_NOT_RUNNING: "the job it is to be packed with does not run",
     Reason.PARTNER_CHANGING: "a job on those GPUs is being changed, or has to make room: try again",

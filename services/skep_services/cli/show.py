@@ -134,10 +134,9 @@ def _elapsed(begin_ns: int | None, end_ns: int) -> str:
 
 
 def _after(after: dict[str, Any]) -> str:
-    """Return the jobs that a job waits for, or waited for, by what each must have done."""
-    kinds = (("ok", "succeeded"), ("any", "ended"), ("fail", "failed"))
-    told = [f"{' '.join(after[kind])} {has}" for kind, has in kinds if after.get(kind)]
-    return ", ".join(told)
+    """Return the jobs that a job waits for, or waited for, by what each has to do."""
+    kinds = (("ok", "succeeds"), ("any", "ends"), ("fail", "fails"))
+    return ", ".join(f"{job} {does}" for kind, does in kinds for job in after.get(kind) or ())
 
 
 def _begin(row: dict[str, Any], begin: int | str | None) -> str:

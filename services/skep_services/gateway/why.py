@@ -99,15 +99,15 @@ def _deferred(job: Job, fold: Fold, now: Instant) -> tuple[list[dict[str, str]],
         if name not in deferral.awaits:
             continue
         other = fold.active.get(name)
-        state = f" (it is {other.row.state})" if other is not None else ""
-        text = f"it waits until {name} {AWAITED[kind]}{state}"
+        state = f", which is {other.row.state}" if other is not None else ""
+        text = f"it waits until this job {AWAITED[kind]}{state}"
         reasons.append({"reason": Reason.WAITS_FOR_JOBS.value, "text": text, "needs": name})
         changes.append(f"{name} {AWAITED[kind]}")
     if deferral.begin > now:
         begin = told(deferral.begin)
-        text = f"it may not begin before {begin}"
+        text = "it may not begin before this time"
         reasons.append({"reason": Reason.WAITS_FOR_TIME.value, "text": text, "needs": begin})
-        changes.append(f"it is {begin}")
+        changes.append(f"the time {begin} comes")
     return reasons, changes
 
 

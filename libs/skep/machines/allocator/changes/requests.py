@@ -93,8 +93,8 @@ def _hold(tx: Transaction, job: JobState, taken: AskTaken, now: Instant) -> None
     elif job.state in (State.QUEUED, State.DEFERRED, State.RESERVED):
         deferring.hold(tx, job, now)
     else:
-        text = f"it is {job.state}: `skep suspend` has it stand still"
-        change_ends.over(tx, taken, Result.REFUSED, now, Reason.NOT_WAITING, text)
+        text = f"it is {job.state}: `skep suspend` has a running job stand still"
+        change_ends.over(tx, taken, Result.REFUSED, now, Reason.HAS_GPUS, text)
         return
     change_ends.over(tx, taken, Result.DONE, now)
 
