@@ -56,7 +56,7 @@ def test_names_become_ids() -> None:
     assert isinstance(fact, Admitted)
     assert fact.spec.after == After(ok=("j2", "j1"))
     end(decide, "j2")
-    fact = submit(decide, 4, name="plot", after=After(any=("train",)))  # It ended lately.
+    fact = submit(decide, 4, name="plot", after=After(any=("train",)))  # It ended recently.
     assert isinstance(fact, Admitted)
     assert fact.spec.after == After(any=("j2",))
     submit(decide, 5, name="train")
@@ -86,7 +86,7 @@ def test_names_become_ids() -> None:
             (
                 "$.after.fail[0]",
                 Reason.UNKNOWN_JOB,
-                "`nlp` has no job j99 that is unfinished or ended lately",
+                "`nlp` has no job j99 that is unfinished or ended recently",
             ),
         ),
         (
@@ -94,7 +94,7 @@ def test_names_become_ids() -> None:
             (
                 "$.after.any[0]",
                 Reason.UNKNOWN_JOB,
-                "`nlp` has no job j4 that is unfinished or ended lately",
+                "`nlp` has no job j4 that is unfinished or ended recently",
             ),
         ),
         (
@@ -150,7 +150,7 @@ def test_ended_jobs_are_known_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(_facts(effects)[0], Admitted)
 
 
-# --- what is wrong with a text ---------------------------------------------------------------------
+# --- what is wrong with a text -------------------------------------------------------------------
 
 WRONG = [
     ({"after": {}}, "$.after", "`after` must be jobs by id or name, such as `ok: [j3]`"),

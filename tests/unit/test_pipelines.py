@@ -1,4 +1,4 @@
-"""Specs of one file that name one another: their order, what is wrong with it, and `skep submit`."""
+"""Specs of one file that name one another: their order, and how `skep submit` sends them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_long_line_is_ordered_at_once() -> None:
     assert order.specs[:2] == (4999, 4998)
 
 
-# --- skep submit -----------------------------------------------------------------------------------
+# --- skep submit ---------------------------------------------------------------------------------
 
 FILE = """
 name: eval

@@ -52,7 +52,7 @@ def _defer(state: ClusterState, job: JobState, fact: JobDeferred) -> None:
 
 
 def index(state: ClusterState, job: JobState) -> None:
-    """Note for whom a deferred job waits."""
+    """Note which jobs a deferred job waits for."""
     assert job.deferral is not None, job
     for name in job.deferral.awaits:
         state.awaited.setdefault(name, {})[job.job] = None
@@ -92,7 +92,7 @@ def ended(state: ClusterState, job: JobState, fact: JobEnded) -> None:
 
 
 def check(state: ClusterState) -> None:
-    """Assert that the jobs outside of their queues are those that wait, and for whom.
+    """Assert that the jobs outside of their queues are those that wait, and what they wait for.
 
     Raises:
         AssertionError: They are not.

@@ -134,7 +134,7 @@ class OpenChange(msgspec.Struct):
 
 
 class Deferral(msgspec.Struct):
-    """What a job waits for outside of its queue: other jobs, a time (0: none), or to be released."""
+    """What a job waits for outside of its queue: other jobs, a time (0: none), or its release."""
 
     awaits: dict[str, None]
     begin: Instant

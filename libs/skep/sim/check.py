@@ -27,8 +27,8 @@
     I19 a VC is said to follow the model that its policy names, or its rule, once for each change
     I20 no person has more jobs or GPUs by a decision than its VC allows
     I21 no job begins on a node where it is known to run into a window, or one is open
-    I22 no job starts before its dependencies ended as it asks, before its time, or while it is held;
-        and one is cancelled for its dependencies only where they can never be fulfilled
+    I22 no job starts before its dependencies ended as it asks, before its time, or while it is
+        held; one is cancelled for its dependencies only where they can never be fulfilled
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.

@@ -377,7 +377,7 @@ class People:
         return spec | self._deadline() | {"willing": {"profile": "allowed"}}
 
     def _waiting_for(self, vc: str) -> dict[str, Any]:
-        """Return what a job waits for before it enters its queue; now and then what is not there."""
+        """Return what a job waits for before its turn; now and then what is not there."""
         rng = self._waits
         assert rng is not None
         said: dict[str, Any] = {}

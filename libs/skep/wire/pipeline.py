@@ -93,7 +93,7 @@ def resolved(tree: Any, named: Sequence[Named], jobs: Mapping[int, str]) -> Any:
 
 
 def _after(tree: Any) -> list[tuple[str, str, int, str]]:
-    """Return what a spec names in `after`: path, kind, place, and name. Of what is none: nothing."""
+    """Return what a spec names in `after`: path, kind, place and name; nothing if it is none."""
     after = tree.get("after") if isinstance(tree, Mapping) else None
     if not isinstance(after, Mapping):
         return []
@@ -107,7 +107,7 @@ def _after(tree: Any) -> list[tuple[str, str, int, str]]:
 
 
 def _sorted(named: Sequence[Sequence[Named]]) -> tuple[int, ...]:
-    """Return specs in an order in which none comes before one that it names; not those of cycles."""
+    """Return specs in an order in which each comes after those that it names, without cycles."""
     left = [len({each.spec for each in mine}) for mine in named]
     followers: list[list[int]] = [[] for _ in named]
     for number, mine in enumerate(named):

@@ -1,7 +1,7 @@
-"""The jobs that a submission may wait for: by id or name, of its VC, unfinished or ended lately.
+"""The jobs that a submission may wait for: by id or name, of its VC, unfinished or ended recently.
 
 A name means the one unfinished job of the VC that has it; if none is unfinished, the one that ended
-lately. Which jobs ended lately is in the facts. How they ended is soft: after a restart admission
+recently. Which jobs ended recently is in the facts. How they ended is soft: after a restart admission
 lets a job wait for one that failed, and the allocator cancels it.
 """
 
@@ -39,7 +39,7 @@ class Known:
         """Start with none."""
         self.unfinished: dict[str, VcName] = {}
         self.ended: dict[str, VcName] = {}
-        """Those that ended lately, oldest first."""
+        """Those that ended recently, oldest first."""
         self.heard_ends: dict[str, End] = {}
         """How they ended, as far as this process heard it."""
         self._named: dict[VcName, dict[str, None]] = {}
@@ -142,7 +142,7 @@ class Known:
         return Problem(
             path=path,
             reason=Reason.UNKNOWN_JOB,
-            text=f"`{vc}` has no job {job} that is unfinished or ended lately",
+            text=f"`{vc}` has no job {job} that is unfinished or ended recently",
             suggestion="`skep ps -a` lists the jobs that there are",
         )
 

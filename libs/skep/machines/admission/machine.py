@@ -142,7 +142,7 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
 
 
 class EndedKept(msgspec.Struct, frozen=True, tag="ended-kept"):
-    """Jobs that ended lately, oldest first: each with its VC and name."""
+    """Jobs that ended recently, oldest first: each with its VC and name."""
 
     jobs: tuple[tuple[str, str, str], ...]
 
