@@ -244,20 +244,10 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = (
-    "_advised",
-    "_came",
-    "changed",
-    "_checks",
-    "_lanes",
-    "heard_ends",
-    "_named",
-    "_named_ended",
-)
+HIDDEN = ("_advised", "_came", "changed", "_checks", "_lanes", "_named", "_named_ended")
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
 lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are
-made from what is compared; so are the names of jobs that others may wait for, of which it is soft
-how they ended."""
+made from what is compared; so are the names of jobs that others may wait for."""
 
 
 def durable(machine: Any) -> Any:

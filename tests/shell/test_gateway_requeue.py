@@ -12,7 +12,6 @@ from skep.wire.roles import Role
 from skep.wire.spec import After
 from tests.gateway_kit import House, error, opened, submitted
 
-
 pytestmark = pytest.mark.asyncio
 
 

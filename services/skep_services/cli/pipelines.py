@@ -10,7 +10,6 @@ from skep_services.cli import exits
 from skep_services.cli.client import Client
 from skep_services.cli.exits import CommandError
 from skep_services.cli.jobs import ask_cancel
-from skep_services.cli.options import say
 from skep_services.cli.problems import problem_text
 from skep_services.cli.specs import Document
 
@@ -80,8 +79,7 @@ class Pipeline:
             own = tree.get("name", "") if isinstance(tree, dict) else ""
             text = f"`{name}` of the same file was refused"
             if taken is not None:
-                _cancel(client, str(taken["job"]))
-                text += f": {taken['job']} is cancelled"
+                text += f": {_cancelled(client, str(taken['job']))}"
             results[place] = {
                 "name": own,
                 "job": None if taken is None else taken["job"],
@@ -93,11 +91,13 @@ class Pipeline:
         return results
 
 
-def _cancel(client: Client, job: str) -> None:
+def _cancelled(client: Client, job: str) -> str:
+    """Cancel a job; return what became of that."""
     try:
         ask_cancel(client, job)
     except CommandError as error:
-        say(f"{job} could not be cancelled: {error.text}")
+        return f"{job} is not cancelled: {error.text}"
+    return f"{job} is cancelled"
 
 
 def pipelines_of(documents: list[Document]) -> list[Pipeline]:

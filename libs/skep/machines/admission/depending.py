@@ -1,8 +1,8 @@
 """The jobs that a submission may wait for: by id or name, of its VC, unfinished or ended recently.
 
 A name means the one unfinished job of the VC that has it; if none is unfinished, the one that ended
-recently. Which jobs ended recently is in the facts. How they ended is soft: after a restart admission
-lets a job wait for one that failed, and the allocator cancels it.
+recently. How a job ended makes no difference here: the allocator judges it, so that it makes none
+either how fast the jobs of a pipeline are submitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from itertools import islice
 import msgspec
 
 from skep.ids import job_sequence
-from skep.wire.facts import End
 from skep.wire.reasons import Reason
 from skep.wire.spec import After, JobSpec, Problem
 
@@ -20,14 +19,6 @@ ENDED_KEPT = 5000
 """Ended jobs that a submission may name. The allocator keeps the ends of twice as many."""
 NAMED_MAX = 3
 """Jobs of one name that a refusal names."""
-REFUSED_BY: dict[str, tuple[End, ...]] = {
-    "ok": (End.FAILED, End.CANCELLED),
-    "any": (),
-    "fail": (End.SUCCEEDED,),
-}
-"""By kind of dependency: the ends after which it can never be fulfilled."""
-MEANS = {"ok": "succeeds", "fail": "fails"}
-
 VcName = tuple[str, str]
 """A VC, and a name in it."""
 
@@ -40,8 +31,6 @@ class Known:
         self.unfinished: dict[str, VcName] = {}
         self.ended: dict[str, VcName] = {}
         """Those that ended recently, oldest first."""
-        self.heard_ends: dict[str, End] = {}
-        """How they ended, as far as this process heard it."""
         self._named: dict[VcName, dict[str, None]] = {}
         self._named_ended: dict[VcName, dict[str, None]] = {}
 
@@ -63,12 +52,6 @@ class Known:
         if len(self.ended) > ENDED_KEPT:
             oldest = next(iter(self.ended))
             _drop(self._named_ended, self.ended.pop(oldest), oldest)
-            self.heard_ends.pop(oldest, None)
-
-    def heard(self, job: str, end: End) -> None:
-        """Note how a job ended that was unfinished until now."""
-        if job in self.unfinished:
-            self.heard_ends[job] = end
 
     def resolved(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return a spec with ids in the place of names, or what is wrong with its `after`."""
@@ -80,8 +63,8 @@ class Known:
         for kind, at, name in spec.after.named():
             path = f"$.after.{kind}[{at}]"
             found = self._find(spec.vc, path, name)
-            if isinstance(found, str):
-                found = self._against(kind, path, found, seen) or found
+            if found in seen:
+                found = _twice(path, name)
             if isinstance(found, Problem):
                 problems.append(found)
                 continue
@@ -91,25 +74,6 @@ class Known:
             return problems
         after = After(ok=tuple(jobs["ok"]), any=tuple(jobs["any"]), fail=tuple(jobs["fail"]))
         return msgspec.structs.replace(spec, after=after)
-
-    def _against(self, kind: str, path: str, job: str, seen: dict[str, None]) -> Problem | None:
-        """Return why a job cannot be waited for: it is named twice, or ended otherwise."""
-        if job in seen:
-            return Problem(
-                path=path,
-                reason=Reason.BAD_VALUE,
-                text=f"`after` names {job} twice",
-                suggestion="name each job once",
-            )
-        end = self.heard_ends.get(job)
-        if end not in REFUSED_BY[kind]:
-            return None
-        return Problem(
-            path=path,
-            reason=Reason.DEPENDENCY_NEVER_SATISFIED,
-            text=f"{job} has {end}, and this job was to run once it {MEANS[kind]}",
-            suggestion="name another job, or leave it out",
-        )
 
     def _find(self, vc: str, path: str, name: str) -> str | Problem:
         """Return the id of a job that is named by its id or name."""
@@ -161,7 +125,15 @@ class Known:
             for job, known in jobs.items():
                 named.setdefault(known, {})[job] = None
             assert named == index
-        assert self.heard_ends.keys() <= self.unfinished.keys() | self.ended.keys()
+
+
+def _twice(path: str, name: str) -> Problem:
+    return Problem(
+        path=path,
+        reason=Reason.BAD_VALUE,
+        text=f"`after` names the job {name} twice",
+        suggestion="name each job once",
+    )
 
 
 def _drop(index: dict[VcName, dict[str, None]], named: VcName, job: str) -> None:

@@ -254,7 +254,6 @@ class AdmissionMachine:
             self._quiet_until = after(now, BACKLOG_PAUSE)
         for fact in event.facts:
             if isinstance(fact, JobEnded) and fact.job in self.active:
-                self.known.heard(fact.job, fact.end)
                 self.promising.ended(fact, self._record)
                 self._record(JobOver(job=fact.job))
             elif isinstance(fact, JobBound):
