@@ -5,8 +5,8 @@
 
 Four shapes of as many jobs. `line`: each waits for the one before it. `layers`: each waits for
 two of the layer before it, of 20 jobs a layer. `fan`: all but the first wait for it, and it
-succeeds. `broken`: the same, and it fails, so that all are cancelled. The last job of
-each shape waits for several. Every event is measured, from the first submission to the last end, also those
+succeeds. `broken`: the same, and it fails, so that all are cancelled. The last job of each shape
+waits for several. Every event is measured, from the first submission to the last end, also those
 that only start or end a job. The bound is 5 ms an event. An event that gives GPUs to more than one
 job costs what placing them does, and is counted apart (`burst`, by job). Times are CPU time of the
 thread, in milliseconds.

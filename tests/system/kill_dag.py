@@ -3,9 +3,10 @@
     python -m tests.system.kill_dag [--jobs 60] [--kills 6] [--out FILE]
 
 One file of layers of six jobs: three wait by `ok` for two of the layer before them, one fails, one
-waits for that by `fail`, and one by `ok`, so that it is cancelled. The first layer is held until all
-are submitted. Every job notes its start and its end in a file. At the end every job must have ended once, as its dependencies say by
-themselves, and none may have started before them. Exits 1 if not.
+waits for that by `fail`, and one by `ok`, so that it is cancelled. The first layer is held until
+all are submitted. Every job notes its start and its end in a file. At the end every job must have
+ended once, as its dependencies say by themselves, and none may have started before them. Exits 1 if
+not.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import ends
+from skep.machines.allocator.end_facts import ended
 from skep.machines.allocator.timers import BeginTime
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
@@ -135,7 +135,7 @@ def _look(
     found = standing(tx.state, job, first=first)
     if found.never:
         why = Reason.DEPENDENCY_NEVER_SATISFIED
-        tx.record(ends.ended(job, End.CANCELLED, why, now, found.never))
+        tx.record(ended(job, End.CANCELLED, why, now, found.never))
         tx.soft.cancel_timer(BeginTime(job.job))
         return
     if begin > now:

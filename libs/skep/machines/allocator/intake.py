@@ -9,7 +9,8 @@ from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import deferring, ends, outbox, timers, windows
 from skep.machines.allocator.changes import migration, node_answers, requests, resizing_across_nodes
-from skep.machines.allocator.ends import ended, part_gone
+from skep.machines.allocator.end_facts import ended
+from skep.machines.allocator.ends import part_gone
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.check import cluster_problems

@@ -156,7 +156,7 @@ def _promotion(tx: Transaction, now: Instant, _room: int) -> Progress:
 
 
 def _some_wait(tx: Transaction) -> bool:
-    """Return whether some queue has jobs: a job that has no GPUs, claims none, and is not parked or deferred.
+    """Return whether some queue has jobs: not every job has GPUs, claims some, or is in no queue.
 
     After most events of a cluster that is not full no queue has, however many VCs there are.
     """
