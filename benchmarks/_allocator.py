@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.base import Restarted
+from skep.machines.base import Restarted, Tick
 from skep.units import Instant, after, seconds
 from skep.wire.admin import SetVcs
 from skep.wire.cluster import VirtualCluster
@@ -59,6 +59,10 @@ class TimedAllocator:
         fact = Admitted(job=job, spec=spec, submitted_at=self.now)
         self.decide(Facts(service="admission", at=self.now, facts=(fact,)))
         return job
+
+    def tick(self) -> None:
+        """Let it go on with what was left for a further decision."""
+        self.decide(Tick())
 
     def start(self, job: str) -> None:
         """Let the ranks of a job run, if it is bound."""

@@ -264,13 +264,19 @@ def replayed(records: Sequence[Facts_]) -> AllocatorMachine:
 # --- digests ---------------------------------------------------------------------------------
 
 
-LATER = {"owner": ""}
+LATER: dict[str, Any] = {"owner": "", "deferral": None, "deferred": ()}
 """Fields of the state that came after the corpus was stored, and what they are without meaning."""
+LATER_PIECES = ("ends-kept",)
+"""Pieces of a snapshot that came after it, and say nothing of what was there before."""
 
 
 def digest(machine: AllocatorMachine) -> str:
     """Return a digest of the whole state: of what a snapshot keeps."""
-    entries = _without_later(msgspec.to_builtins(machine.snapshot(), str_keys=True))
+    entries = [
+        _without_later(each)
+        for each in msgspec.to_builtins(machine.snapshot(), str_keys=True)
+        if each["type"] not in LATER_PIECES
+    ]
     return hashlib.sha256(msgspec.json.encode(entries, order="sorted")).hexdigest()
 
 

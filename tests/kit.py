@@ -226,7 +226,7 @@ class RecordWriter:
 
 SOFT: dict[type, tuple[str, ...]] = {
     AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns", "_quiet_until", "promising"),
-    ClusterState: ("_delta",),
+    ClusterState: ("_delta", "awaited"),
     SearchesMachine: ("_soft", "_effects"),
     AccessMachine: ("_soft", "_effects"),
     AgentMachine: (
@@ -244,10 +244,10 @@ SOFT: dict[type, tuple[str, ...]] = {
     ),
 }
 """What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = ("_advised", "_came", "changed", "_checks", "_lanes")
+HIDDEN = ("_advised", "_came", "changed", "_checks", "_lanes", "_named", "_named_ended")
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
 lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are
-made from what is compared."""
+made from what is compared; so are the names of jobs that others may wait for."""
 
 
 def durable(machine: Any) -> Any:

@@ -530,6 +530,8 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskPack(job="j17", beside="j12", share=0.5),
     changes.AskUnpack(job="j17"),
     changes.AskPriority(job="j17", priority=5),
+    changes.AskHold(job="j17"),
+    changes.AskRelease(job="j17"),
 )
 BAD_CELL = bearing.BadCell(chain="cpux4", vc="nlp", level=3, index=1)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
@@ -596,6 +598,10 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeBack(node="node-1"),
     facts.JobQueued(job="j17", spec=SMALL, submitted_at=AT, trace=TRACE),
     facts.JobWaits(job="j17", why=Reason.WAITS_FOR_CELLS, needs="2 x 2 GPUs (cpu) in cells of nlp"),
+    facts.JobDeferred(
+        job="j17", why=Reason.WAITS_FOR_JOBS, at=AT, needs="j15", awaits=("j15", "j16"), begin=LATER
+    ),
+    facts.JobEligible(job="j17", at=LATER),
     facts.JobBound(
         job="j17",
         attempt=1,

@@ -12,6 +12,7 @@ LONG = 300
 BOX_W, BOX_H, BEND, HEAD = 110.0, 34.0, 26.0, 7.0
 JOB_PLACES = {
     "queued": (140, 210),
+    "deferred": (140, 330),
     "reserved": (140, 50),
     "bound": (380, 50),
     "running": (620, 50),
@@ -56,7 +57,7 @@ def job_picture() -> str:
     edges: Edges = {}
     for (before, fact), after in TRANSITIONS.items():
         edges.setdefault((before, after), []).append(fact)
-    return _svg(edges, JOB_PLACES, 930, 350)
+    return _svg(edges, JOB_PLACES, 930, 370)
 
 
 def change_picture() -> str:

@@ -90,7 +90,7 @@ RIGHTS: dict[Action, Right] = {
         Scope.JOB,
         Role.SUBMITTER,
         Role.MANAGER,
-        "suspend, resume, checkpoint, migrate, resize, pack or unpack a job",
+        "suspend, resume, checkpoint, migrate, resize, pack, unpack, hold or release a job",
     ),
     Action.PRIORITISE: Right(
         Scope.JOB, Role.SUBMITTER, Role.MANAGER, "change the priority of a waiting job"

@@ -33,7 +33,16 @@ from skep.promises.cells import own_parts
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.cluster import FIFO, Cluster
 from skep.wire.estimates import EstimateJudged, Outcome
-from skep.wire.facts import CellsSet, End, JobBound, JobEnded, JobQueued, Member
+from skep.wire.facts import (
+    CellsSet,
+    End,
+    JobBound,
+    JobDeferred,
+    JobEligible,
+    JobEnded,
+    JobQueued,
+    Member,
+)
 from skep.wire.findings import JobRate
 from skep.wire.promises import Lasts
 from skep.wire.spec import JobSpec, suits
@@ -80,6 +89,8 @@ class _Job(runs.Run, kw_only=True):
     ends: dict[str, Made] = msgspec.field(default_factory=dict)
     seen: bool = False
     """Its attempt began while this process followed."""
+    deferred: bool = False
+    """It waits outside of its queue: when it enters that is not estimated."""
 
 
 class Queue:
@@ -167,6 +178,8 @@ class Judging:
         match fact:
             case JobQueued():
                 self._queued(fact, now, live=live)
+            case JobDeferred() | JobEligible():
+                self._deferred(fact, now, live=live)
             case JobBound():
                 self._bound(fact, live=live)
             case JobEnded():
@@ -252,6 +265,15 @@ class Judging:
         if live:
             self._note_fresh(fact.job, now)
 
+    def _deferred(self, fact: JobDeferred | JobEligible, now: Instant, *, live: bool) -> None:
+        job = self._jobs.get(fact.job)
+        if job is None:
+            return
+        job.deferred, job.start = isinstance(fact, JobDeferred), None
+        self._fresh.pop(fact.job, None)
+        if live and not job.deferred:
+            self._note_fresh(fact.job, now)
+
     def _note_fresh(self, name: str, now: Instant) -> None:
         if len(self._fresh) < FRESH_MAX:
             self._fresh[name] = now
@@ -313,7 +335,7 @@ class Judging:
             if work.vc != vc:
                 continue
             if not job.attempt:
-                if not job.spec.opportunistic:
+                if not (job.spec.opportunistic or job.deferred):
                     queue.waits(name, job.spec, job.number, partial(self._all_of, job))
             elif not job.borrows:
                 ran = max(now - job.bound_at, 0)

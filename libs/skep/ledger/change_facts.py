@@ -85,9 +85,9 @@ def _apply_over(state: ClusterState, fact: AskOver) -> None:
 
 
 def _apply_prioritised(state: ClusterState, job: JobState, fact: JobPrioritised) -> None:
-    """Let a job wait at another place of its queue; one that stands aside is in none."""
-    assert job.state is State.QUEUED, job
-    waits = job.job not in state.parked
+    """Let a job wait at another place of its queue; one aside, or deferred, is in none."""
+    assert job.state in (State.QUEUED, State.DEFERRED), job
+    waits = job.state is State.QUEUED and job.job not in state.parked
     if waits:
         state.queue(job).remove(job.entry)
     job.spec = msgspec.structs.replace(job.spec, priority=fact.priority)

@@ -30,6 +30,8 @@ class Delta(msgspec.Struct):
     """Whether an open trial may have to be judged, or told, again."""
     ended: str = ""
     """The job that is over."""
+    resolves: tuple[str, ...] = ()
+    """Deferred jobs that waited for its end."""
 
 
 UNCHANGED = Delta()

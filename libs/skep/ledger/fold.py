@@ -11,6 +11,7 @@ from skep.ledger import (
     attempts,
     cell_facts,
     change_facts,
+    deferral_facts,
     gpu_health,
     move_costs,
     move_facts,
@@ -48,7 +49,9 @@ from skep.wire.facts import (
     GhostGone,
     GpuQuarantined,
     JobBound,
+    JobDeferred,
     JobDemoted,
+    JobEligible,
     JobEnded,
     JobPromoted,
     JobQueued,
@@ -254,11 +257,14 @@ def _job_ended(state: ClusterState, fact: JobEnded) -> None:
     if job.state is State.QUEUED:
         if state.parked.pop(fact.job, None) is None:
             state.queue(job).remove(job.entry)
+    elif job.state is State.DEFERRED:
+        deferral_facts.forget(state, job)
     else:
         del state.placed[job.job]
         state.forget_borrowed(job)
         state.note_away(job, away=False)
     state.delta.ended = job.job
+    deferral_facts.ended(state, job, fact)
     trial_facts.ended(state, job)
 
 
@@ -386,7 +392,9 @@ HANDLERS: dict[type[Any], Handler] = {
     JobBound: _job_bound,
     JobChanged: change_facts.apply,
     JobChanging: change_facts.apply,
+    JobDeferred: deferral_facts.apply,
     JobDemoted: cell_facts.apply_hold,
+    JobEligible: deferral_facts.apply,
     JobEnded: _job_ended,
     JobMoved: move_facts.apply,
     JobPrioritised: change_facts.apply,

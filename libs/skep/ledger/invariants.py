@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skep import ids
 from skep.cells.check import check_cells
-from skep.ledger import cell_facts, people, trial_facts
+from skep.ledger import cell_facts, deferral_facts, people, trial_facts
 from skep.ledger.job_state import Part, State
 from skep.ledger.state import ClusterState
 
@@ -16,10 +16,11 @@ def check(state: ClusterState) -> None:
         AssertionError: One of them is not.
     """
     people.check(state)
+    deferral_facts.check(state)
     held = {name: dict(node.ghosts) for name, node in state.nodes.items()}
     waiting = 0
     for job in state.jobs.values():
-        idle = job.state in (State.QUEUED, State.RESERVED)
+        idle = job.state in (State.QUEUED, State.DEFERRED, State.RESERVED)
         assert idle == (not job.members), job
         assert idle == (job.job not in state.placed), job
         assert (job.state is State.RESERVED) == (job.job in state.reserved), job

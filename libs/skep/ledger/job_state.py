@@ -7,7 +7,8 @@ queued --JobBound--> bound --JobRan--> running --> ended
 
 Where others must be stopped first: queued --CellsReserved--> reserved --JobBound--> bound, and
 back to queued by ReservationDropped. A running attempt may be suspended, and a suspended one
-resumed, by JobChanged (`changes`).
+resumed, by JobChanged (`changes`). A job that waits for other jobs, for a time, or is held:
+queued --JobDeferred--> deferred --JobEligible--> queued (`deferral_facts`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class State(StrEnum):
     """Where an unfinished job is."""
 
     QUEUED = "queued"
+    DEFERRED = "deferred"
     RESERVED = "reserved"
     BOUND = "bound"
     RUNNING = "running"
@@ -39,6 +41,9 @@ class State(StrEnum):
 
 
 TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.QUEUED, "JobDeferred"): State.DEFERRED,
+    (State.DEFERRED, "JobDeferred"): State.DEFERRED,
+    (State.DEFERRED, "JobEligible"): State.QUEUED,
     (State.QUEUED, "JobBound"): State.BOUND,
     (State.QUEUED, "CellsReserved"): State.RESERVED,
     (State.RESERVED, "JobBound"): State.BOUND,
@@ -126,6 +131,14 @@ class OpenChange(msgspec.Struct):
     """The furthest mini-batch that any part was told to be at."""
     stops_at: Instant = Instant(0)
     """When ranks were first told to stop; 0: they were not."""
+
+
+class Deferral(msgspec.Struct):
+    """What a job waits for outside of its queue: other jobs, a time (0: none), or its release."""
+
+    awaits: dict[str, None]
+    begin: Instant
+    held: bool
 
 
 class Successor(msgspec.Struct):
@@ -232,6 +245,8 @@ class JobState(msgspec.Struct):
     """Whether its latest attempt could be suspended without its GPUs, or stored; None: unknown."""
     owner: str = ""
     """The person that submitted it; empty: the VC as a whole did."""
+    deferral: Deferral | None = None
+    """What it waits for outside of its queue, while it is deferred."""
 
     @property
     def following(self) -> int:

@@ -62,7 +62,7 @@ def follow(state: ClusterState, fact: Any) -> None:
 
 def share_of(state: ClusterState, job: JobState) -> Share | None:
     """Return what a job adds to its person's account; None: it has no GPUs and claims none."""
-    if job.state is State.QUEUED:
+    if job.state in (State.QUEUED, State.DEFERRED):
         return None
     person = person_of(job.owner, job.spec.labels)
     if job.state is State.RESERVED:

@@ -1,12 +1,22 @@
-"""What the ledger remembers of GPUs, trials and moves. Kept in snapshots."""
+"""What the ledger remembers of GPUs, trials, moves and ended jobs. Kept in snapshots."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import msgspec
 
 from skep.units import Duration, Instant, after, seconds
+from skep.wire.facts import End
 from skep.wire.reasons import Reason
 from skep.wire.trials import Kind, TrialBegun
+
+
+class JobOutcome(NamedTuple):
+    """How a job ended, and in which VC it was."""
+
+    vc: str
+    end: End
 
 
 class MoveCosts(msgspec.Struct):

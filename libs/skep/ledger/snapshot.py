@@ -14,10 +14,10 @@ import msgspec
 
 from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
-from skep.ledger import cell_facts, people, window_facts
+from skep.ledger import cell_facts, deferral_facts, people, window_facts
 from skep.ledger.accounts import Account
 from skep.ledger.job_state import JobState, State
-from skep.ledger.records import Cooling, MoveCosts, Probe, Suspicion, Tries
+from skep.ledger.records import Cooling, JobOutcome, MoveCosts, Probe, Suspicion, Tries
 from skep.ledger.state import ClusterState, apply_alarm
 from skep.ledger.trial_facts import raise_rules
 from skep.units import Instant
@@ -29,6 +29,8 @@ from skep.wire.windows import Window
 
 PIECE = 200
 """Names in one piece of what is kept of trials."""
+ENDS = 2000
+"""Ends of jobs in one piece: 200 KB where names are longest."""
 INSTANTS = 10_000
 """After so many instants a piece is full: 240 KB with the most of its last name."""
 
@@ -108,6 +110,12 @@ class WindowsKept(msgspec.Struct, frozen=True, kw_only=True, tag="windows-kept")
     opened: bool
 
 
+class EndsKept(msgspec.Struct, frozen=True, kw_only=True, tag="ends-kept"):
+    """How jobs ended, oldest first."""
+
+    ends: dict[str, JobOutcome]
+
+
 class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     """Jobs that hold or claim GPUs or are set aside, in the order of it. Comes last."""
 
@@ -116,6 +124,7 @@ class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     reserved: tuple[str, ...]
     borrowed: tuple[str, ...]
     away: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
 
 
 Kept = (
@@ -128,6 +137,7 @@ Kept = (
     | JobKept
     | PeopleKept
     | WindowsKept
+    | EndsKept
     | PlacedKept
 )
 
@@ -168,12 +178,15 @@ def keep(state: ClusterState) -> Iterator[Kept]:
             yield PeopleKept(vc=vc, now=state.people.now, accounts=accounts)
     for name, window in state.windows.items():
         yield WindowsKept(window=window, opened=name in state.opened)
+    for ends in _pieces(state.ends, ENDS):
+        yield EndsKept(ends=ends)
     yield PlacedKept(
         jobs=tuple(state.placed),
         parked=tuple(state.parked),
         reserved=tuple(state.reserved),
         borrowed=tuple(state.borrowed),
         away=tuple(state.away),
+        deferred=tuple(state.deferred),
     )
 
 
@@ -259,6 +272,8 @@ def restore(state: ClusterState, kept: Kept) -> None:
             people.kept(state, kept.vc, kept.now, kept.accounts)
         case WindowsKept():
             window_facts.kept(state, kept.window, opened=kept.opened)
+        case EndsKept():
+            state.ends.update(kept.ends)
         case PlacedKept():
             _place(state, kept)
 
@@ -284,6 +299,9 @@ def _place(state: ClusterState, kept: PlacedKept) -> None:
         state.borrow(state.jobs[name])
     for name in kept.away:
         state.note_away(state.jobs[name], away=True)
+    state.deferred = {name: state.jobs[name] for name in kept.deferred}
+    for job in state.deferred.values():
+        deferral_facts.index(state, job)
     people.restored(state)
 
 

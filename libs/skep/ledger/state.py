@@ -13,7 +13,7 @@ from skep.ledger.accounts import People
 from skep.ledger.delta import UNCHANGED, Delta
 from skep.ledger.job_state import JobState
 from skep.ledger.queue import JobQueue
-from skep.ledger.records import MoveCosts, Probes, Suspicion, Tries
+from skep.ledger.records import JobOutcome, MoveCosts, Probes, Suspicion, Tries
 from skep.units import Instant
 from skep.wire.bearing import RULES
 from skep.wire.cluster import Cluster
@@ -45,9 +45,15 @@ class ClusterState:
         """In the order in which they first joined."""
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
-        """The jobs that hold GPUs: every one that is neither queued nor has a reservation."""
+        """The jobs that hold GPUs: every one that is not queued, deferred or has a reservation."""
         self.parked: dict[str, JobState] = {}
         """Queued jobs that no cell can hold as things are: no job behind them waits for them."""
+        self.deferred: dict[str, JobState] = {}
+        """Jobs that wait for others, for a time or to be released: they are in no queue."""
+        self.awaited: dict[str, dict[str, None]] = {}
+        """By unfinished job: the deferred jobs that wait for its end. Made from `deferred`."""
+        self.ends: dict[str, JobOutcome] = {}
+        """How the latest jobs ended, oldest first."""
         self.reserved: dict[str, JobState] = {}
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}

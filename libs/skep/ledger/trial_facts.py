@@ -47,7 +47,7 @@ MATTER = frozenset((GpusShared, TrialBegun, TrialOver))
 FOLLOWED = MATTER | {JobChanged}
 """Facts that may mean something for trials also while none is open, and nothing is put back."""
 PAIR = "pair"
-GONE = (State.QUEUED, State.RESERVED, State.BOUND, State.STOPPING)
+GONE = (State.QUEUED, State.DEFERRED, State.RESERVED, State.BOUND, State.STOPPING)
 """States of a job of which nothing is left that a trial has changed."""
 
 

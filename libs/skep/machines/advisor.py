@@ -48,7 +48,16 @@ from skep.wire.changes import JobPrioritised
 from skep.wire.cluster import FIFO, Cluster
 from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.estimates import CalibrationKept, EstimateJudged
-from skep.wire.facts import CellsSet, End, EpochBegan, JobEnded, JobQueued, NodeAdded
+from skep.wire.facts import (
+    CellsSet,
+    End,
+    EpochBegan,
+    JobDeferred,
+    JobEligible,
+    JobEnded,
+    JobQueued,
+    NodeAdded,
+)
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.following import BlockMeasured, GuardFact, ShadowSeen, StageSet
 from skep.wire.learned import LearnedAdvice, Sight, SightWanted
@@ -116,6 +125,8 @@ class _Job(runs.Run, kw_only=True, gc=False):
     """Samples of a mini-batch, if its workers share them out however many there are; 0: they do
     not, or its spec does not say it."""
     shown: _Shown | None = None
+    deferred: bool = False
+    """It waits outside of its queue."""
 
 
 def _position(priority: int, sequence: int) -> int:
@@ -295,7 +306,7 @@ class AdvisorMachine:
         for position, job in self._queued.items():
             assert position == job.position
             assert self._jobs[job.job] is job
-        waiting = [job for job in self._jobs.values() if job.attempt == 0]
+        waiting = [job for job in self._jobs.values() if job.attempt == 0 and not job.deferred]
         assert len(waiting) == len(self._queue)
         assert len(self._jobs) <= JOBS_MAX
         assert len(self._types) <= NODES_MAX
@@ -325,6 +336,8 @@ class AdvisorMachine:
                 self._admit(fact)
             case JobPrioritised():
                 self._prioritise(fact)
+            case JobDeferred() | JobEligible():
+                self._defer(fact)
             case JobEnded():
                 self._end(fact)
             case NodeAdded():
@@ -389,6 +402,18 @@ class AdvisorMachine:
         self._jobs[fact.job] = job
         self._wait(job)
 
+    def _defer(self, fact: JobDeferred | JobEligible) -> None:
+        """Have a job wait outside of its queue, or in it again."""
+        job = self._jobs.get(fact.job)
+        if job is None:
+            return
+        if isinstance(fact, JobEligible):
+            job.deferred = False
+            self._wait(job)
+        elif not job.deferred:
+            job.deferred = True
+            self._leave(job)
+
     def _prioritise(self, fact: JobPrioritised) -> None:
         """Let a job wait at another place."""
         job, sequence = self._jobs.get(fact.job), job_sequence(fact.job)
@@ -444,7 +469,8 @@ class AdvisorMachine:
             return
         self._outlooks.end(job.job)
         if job.attempt == 0:
-            self._leave(job)
+            if not job.deferred:
+                self._leave(job)
             return
         ran_ns = fact.at - fact.ran_at if fact.ran_at else 0
         succeeded = fact.end is End.SUCCEEDED

@@ -27,6 +27,8 @@
     I19 a VC is said to follow the model that its policy names, or its rule, once for each change
     I20 no person has more jobs or GPUs by a decision than its VC allows
     I21 no job begins on a node where it is known to run into a window, or one is open
+    I22 no job starts before its dependencies ended as it asks, before its time, or while it is
+        held; one is cancelled for its dependencies only where they can never be fulfilled
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -43,6 +45,7 @@ import msgspec
 from skep.cells.nodes import NodeState
 from skep.ids import run_token
 from skep.ledger.queue import JobQueue
+from skep.machines.admission.depending import Known
 from skep.machines.agent import StartRank
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
@@ -65,7 +68,7 @@ SOFT = {
         "promising",
         "queued",
     ),
-    "ClusterState": ("_delta", "away_of"),
+    "ClusterState": ("_delta", "away_of", "awaited"),
     "NodeState": ("changed",),
     "AgentMachine": (
         "_effects",
@@ -359,7 +362,7 @@ def _plain(value: Any) -> Any:
             return _plain(durable(value))
         case JobQueue():
             return value.entries
-        case Pledges():
+        case Pledges() | Known():
             return value.summary()
         case msgspec.Struct():
             return value

@@ -18,6 +18,7 @@ from skep.sim.peopled import Windows
 from skep.sim.processes import Run
 from skep.sim.tried import Tried
 from skep.sim.violation import Key, ViolationError, require
+from skep.sim.waits import Waits
 from skep.units import Instant
 from skep.wire.bearing import BadCell, BadCellBound, BadCellReturned
 from skep.wire.changes import (
@@ -44,6 +45,7 @@ from skep.wire.facts import (
     End,
     GhostGone,
     JobBound,
+    JobDeferred,
     JobDemoted,
     JobEnded,
     JobOver,
@@ -197,6 +199,7 @@ class AllocatorModel:
         """VCs whose policy failed: first come, first served meanwhile."""
         self.tried = Tried(self.jobs, self.gpus)
         self.windows = Windows()
+        self.waits = Waits(self.jobs, self.ended)
         self.aside: dict[str, None] = {}
         """Jobs that wait for what is no matter of GPUs: others go past them."""
         self.submitted: dict[str, Instant] = {}
@@ -212,6 +215,7 @@ class AllocatorModel:
         """Take the facts of one record."""
         self._yielded.clear()
         for index, fact in enumerate(facts):
+            self.waits.take(fact)
             match fact:
                 case NodeAdded() | NodeDrained() | NodeLost() | NodeBack() | NodeClean():
                     self._node(fact)
@@ -327,6 +331,8 @@ class AllocatorModel:
                 self.tried.take(fact)
             case AdviceFollowed():
                 self._followed(fact)
+            case JobDeferred():
+                self.hopeless.pop(fact.job, None)  # It is tried anew once it enters its queue.
             case BadCellBound() | BadCellReturned():
                 self._bearing(fact)
             case _:
@@ -515,7 +521,7 @@ class AllocatorModel:
         for name, other in self.jobs.items():
             theirs = other.spec
             aside = other.claims or name in self.hopeless or (cells and name in self._yielded)
-            aside = aside or name in self.aside
+            aside = aside or name in self.aside or name in self.waits.deferred
             if not other.queued or aside or name == fact.job or theirs.vc != spec.vc:
                 continue
             if theirs.opportunistic is spec.opportunistic:

@@ -85,6 +85,8 @@ EXPLORES_FROM = 20_000
 PEOPLE_FROM, PEOPLE_UNTIL = 5000, 6000
 """In histories with these seeds VCs may share by person and limit what one has, and operators book
 windows."""
+WAITS_FROM, WAITS_UNTIL = 6000, 7000
+"""In histories with these seeds jobs wait for others or for a time, or are held."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -140,13 +142,15 @@ class People:
         learned: bool = False,
         explores: bool = False,
         sharing: random.Random | None = None,
+        waits: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
         `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
-        `sharing` decides about people, limits and windows, if there are any.
+        `sharing` decides about people, limits and windows, if there are any; `waits` about what
+        jobs wait for beside GPUs.
         """
         self.place = "people"
         self.dead = False
@@ -169,7 +173,7 @@ class People:
         if learned:
             self._names = (*self._names, *NEWER[:-1])
         self._learned, self._explores = learned, explores
-        self._sharing = sharing
+        self._sharing, self._waits = sharing, waits
         self._windows: dict[str, None] = {}
         self._timed = later
         """Whether jobs have deadlines."""
@@ -215,6 +219,8 @@ class People:
             self._timeline.after(SECOND, self._advise)
         if self._sharing is not None:
             self._timeline.after(SECOND, self._book)
+        if self._waits is not None:
+            self._timeline.after(SECOND, self._hold)
 
     def _advise(self) -> None:
         """Say something in place of the models that advise VCs, every few seconds."""
@@ -363,9 +369,54 @@ class People:
             spec |= {"script": script, "args": arguments}
         if self._sharing is not None:
             return self._of_person(spec)
+        waits = self._waiting_for(vc) if self._waits is not None else {}
+        if waits:
+            return spec | waits  # No time can be promised to it.
         if not self._timed:
             return spec
         return spec | self._deadline() | {"willing": {"profile": "allowed"}}
+
+    def _waiting_for(self, vc: str) -> dict[str, Any]:
+        """Return what a job waits for before its turn; now and then what is not there."""
+        rng = self._waits
+        assert rng is not None
+        said: dict[str, Any] = {}
+        known = [
+            (each.job, f"job-{number}")
+            for number, each in enumerate(self.submissions)
+            if each.vc == vc and any(verdict.accepted for verdict in each.verdicts)
+        ][-LATEST:]
+        if known and rng.random() < 0.5:
+            after: dict[str, list[str]] = {}
+            for job in rng.sample(known, min(len(known), rng.choice((1, 1, 2, 3)))):
+                after.setdefault(rng.choice(("ok", "any", "any", "fail")), []).append(job[0])
+            if rng.random() < 0.2:
+                after = {"any": [rng.choice(known)[1]]}
+            if rng.random() < 0.03:
+                after = {"ok": ["j99999"]}
+            said["after"] = after
+        if rng.random() < 0.25:
+            said["begin"] = rng.choice((1, 3, 8, 20))
+        if rng.random() < 0.15:
+            said["hold"] = True
+        return said
+
+    def _hold(self) -> None:
+        """Ask every few seconds that a job is held, or released."""
+        rng = self._waits
+        assert rng is not None
+        jobs = self.waiting() or self.running()
+        if jobs:
+            one = rng.choice(jobs)
+            self._ask(one.vc, {"ask": rng.choice(("hold", "release", "release")), "job": one.job})
+        if self.left:
+            self._timeline.after(int(rng.uniform(0.5, 5) * SECOND), self._hold)
+
+    def release(self, job: str, vc: str) -> None:
+        """Ask that a job that is held may start, every few seconds."""
+        if self._timeline.now - self._woken.get(job, 0) > WAKE_EVERY:
+            self._woken[job] = self._timeline.now
+            self._ask(vc, {"ask": "release", "job": job})
 
     def _of_person(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Return a spec that says whose job it is; of half of them only a time limit is known."""

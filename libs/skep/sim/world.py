@@ -33,6 +33,8 @@ from skep.sim.workload import (
     LEARNED_FROM,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
+    WAITS_FROM,
+    WAITS_UNTIL,
     People,
     Shown,
 )
@@ -99,6 +101,7 @@ class World:
             learned=seed >= LEARNED_FROM,
             explores=seed >= EXPLORES_FROM,
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
+            waits=random.Random(seed + 4) if WAITS_FROM <= seed < WAITS_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""
@@ -348,6 +351,8 @@ class World:
                 for name, each in watch.allocator.jobs.items():
                     if each.suspended:
                         self.people.wake(name, each.spec.vc)
+                    if name in watch.allocator.waits.held:
+                        self.people.release(name, each.spec.vc)
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"

@@ -90,6 +90,14 @@ class AskPriority(_Ask, frozen=True, tag="priority"):
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
 
 
+class AskHold(_Ask, frozen=True, tag="hold"):
+    """Do not start before `release`: only a job that has no GPUs can be held."""
+
+
+class AskRelease(_Ask, frozen=True, tag="release"):
+    """May start from now on, as far as it was held."""
+
+
 Ask = (
     AskSuspend
     | AskResume
@@ -99,6 +107,8 @@ Ask = (
     | AskPack
     | AskUnpack
     | AskPriority
+    | AskHold
+    | AskRelease
 )
 
 ASKS: dict[str, type[Ask]] = {
@@ -110,6 +120,8 @@ ASKS: dict[str, type[Ask]] = {
     "pack": AskPack,
     "unpack": AskUnpack,
     "priority": AskPriority,
+    "hold": AskHold,
+    "release": AskRelease,
 }
 
 

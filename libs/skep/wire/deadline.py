@@ -1,4 +1,4 @@
-"""When a job is to have ended, as its spec says it, and how many GPUs its owner allows for it.
+"""When a job is to have ended or may begin, as its spec says it, and the GPUs allowed for it.
 
 A time without its zone is refused: the reader, the cluster and the tenant may be in three zones,
 and a promise by the wrong one is worse than none.
@@ -18,41 +18,42 @@ from skep.wire.times import time_s
 RANGE = re.compile(r"\s*(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?\s*")
 """A number of GPUs, or two of them: `8`, `1..16`."""
 WANTED = "a time with its zone, such as `2026-11-24T08:00+00:00`, or a length such as `90m`, `8h`"
-PATH = "$.finish_by"
 
 
-def finish_by_problem(value: int | str) -> Problem | None:
-    """Return why a text says no time at which a job is to have ended; None: it says one.
+def time_problem(key: str, value: int | str) -> Problem | None:
+    """Return why a text says no instant; None: it says one.
 
     Args:
+        key: The key of the spec: `finish_by` or `begin`.
         value: Seconds from submission, or the text.
     """
+    path = f"$.{key}"
     length_s = time_s(value)
     if length_s is not None:
         if 1 <= length_s <= TIME_S_MAX:
             return None
-        text = "`finish_by` must be a length of a second to a year"
-        return Problem(path=PATH, reason=Reason.BAD_VALUE, text=text, suggestion=f"use {WANTED}")
+        text = f"`{key}` must be a length of a second to a year"
+        return Problem(path=path, reason=Reason.BAD_VALUE, text=text, suggestion=f"use {WANTED}")
     assert isinstance(value, str), value
     when = _time(value)
     if when is None:
-        text = f"`finish_by` must be {WANTED}"
-        return Problem(path=PATH, reason=Reason.BAD_VALUE, text=text)
+        text = f"`{key}` must be {WANTED}"
+        return Problem(path=path, reason=Reason.BAD_VALUE, text=text)
     if when.tzinfo is None:
-        text = f"`finish_by` has no time zone: `{value.strip()}` is another instant in each"
+        text = f"`{key}` has no time zone: `{value.strip()}` is another instant in each"
         return Problem(
-            path=PATH,
+            path=path,
             reason=Reason.NO_TIME_ZONE,
             text=text,
             suggestion=f"add it: `{value.strip()}Z` is in UTC, `{value.strip()}+01:00` one ahead",
         )
     if not 0 < _instant(when) < INSTANT_MAX:
-        text = "`finish_by` must be after 1970 and before 2116"
-        return Problem(path=PATH, reason=Reason.BAD_VALUE, text=text)
+        text = f"`{key}` must be after 1970 and before 2116"
+        return Problem(path=path, reason=Reason.BAD_VALUE, text=text)
     return None
 
 
-def normal_finish_by(value: int | str) -> int | str:
+def normal_time(value: int | str) -> int | str:
     """Return a time without problems in its one form: seconds, or text in UTC."""
     length_s = time_s(value)
     if length_s is not None:
@@ -69,7 +70,20 @@ def finish_by(spec: JobSpec, submitted_at: Instant) -> Instant | None:
         spec: A spec without problems.
         submitted_at: When it was submitted.
     """
-    value = spec.finish_by
+    return _instant_of(spec.finish_by, submitted_at)
+
+
+def begin(spec: JobSpec, submitted_at: Instant) -> Instant | None:
+    """Return when a job may begin by its `begin`; None: it does not say so.
+
+    Args:
+        spec: A spec without problems.
+        submitted_at: When it was submitted.
+    """
+    return _instant_of(spec.begin, submitted_at)
+
+
+def _instant_of(value: int | str | None, submitted_at: Instant) -> Instant | None:
     if value is None:
         return None
     length_s = time_s(value)

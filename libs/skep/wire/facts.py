@@ -323,6 +323,29 @@ class JobWaits(Message, frozen=True, tag="job-waits"):
     aside: bool = False
 
 
+class JobDeferred(Message, frozen=True, tag="job-deferred"):
+    """A job waits outside of its queue. `awaits`: the jobs in its `after` that have yet to end.
+
+    Before `begin` it may not start (0: at any time), nor while it is `held`. `needs` names what the
+    reason is about: the first of the jobs, or the time.
+    """
+
+    job: str
+    why: Reason
+    at: Instant
+    needs: str = ""
+    awaits: tuple[str, ...] = ()
+    begin: Instant = Instant(0)
+    held: bool = False
+
+
+class JobEligible(Message, frozen=True, tag="job-eligible"):
+    """A job that was deferred enters its queue, at the place of its submission."""
+
+    job: str
+    at: Instant
+
+
 class JobBound(Message, frozen=True, tag="job-bound"):
     """An attempt got its GPUs. `order` numbers the commands that follow from it.
 
@@ -466,6 +489,8 @@ AllocatorFact = (
     | BearingFact
     | AdviceFollowed
     | WindowFact
+    | JobDeferred
+    | JobEligible
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

@@ -13,9 +13,10 @@ import msgspec
 
 from skep.ids import is_token
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
-from skep.wire.deadline import finish_by_problem, gpus_range, normal_finish_by
+from skep.wire.deadline import gpus_range, normal_time, time_problem
 from skep.wire.reasons import Reason
 from skep.wire.spec import (
+    AFTER_MAX,
     CPUS_PER_WORKER_MAX,
     ENV_MAX,
     GANG_GPUS_MAX,
@@ -33,6 +34,7 @@ from skep.wire.spec import (
     TIME_S_MAX,
     TYPES_APART,
     WORKERS_MAX,
+    After,
     Elastic,
     JobSpec,
     Late,
@@ -347,6 +349,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _limits(spec.limits)
     yield from _size(spec.size)
     yield from _deadline(spec)
+    yield from _waits(spec)
 
 
 def _is_image(name: str) -> bool:
@@ -471,7 +474,7 @@ def _deadline(spec: JobSpec) -> Iterator[Problem]:
     if spec.finish_by is None and spec.willing == WILLING:
         return
     if spec.finish_by is not None:
-        problem = finish_by_problem(spec.finish_by)
+        problem = time_problem("finish_by", spec.finish_by)
         if problem is not None:
             yield problem
     if spec.willing.gpus is not None and gpus_range(spec.willing.gpus) is None:
@@ -481,6 +484,48 @@ def _deadline(spec: JobSpec) -> Iterator[Problem]:
     kinds = spec.willing.types
     if kinds and not all(kind.strip() for kind in kinds.split(TYPES_APART)):
         yield _bad("$.willing.types", "types of GPUs, such as `a100|v100`")
+
+
+def _waits(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with what a job waits for before it enters its queue."""
+    if spec.begin is not None:
+        problem = time_problem("begin", spec.begin)
+        if problem is not None:
+            yield problem
+    if spec.after is not None:
+        yield from _after(spec.after)
+    waits = [key for key in ("after", "begin", "hold") if getattr(spec, key)]
+    if waits and spec.finish_by is not None:
+        yield Problem(
+            path="$.finish_by",
+            reason=Reason.BAD_VALUE,
+            text=f"a job with `{waits[0]}` cannot have `finish_by`: it is not known when it starts",
+            suggestion=f"leave out `finish_by`, or `{waits[0]}`",
+        )
+
+
+def _after(after: After) -> Iterator[Problem]:
+    named = after.named()
+    if not named:
+        yield _bad("$.after", "jobs by id or name, such as `ok: [j3]`")
+    elif len(named) > AFTER_MAX:
+        yield _bad("$.after", f"at most {AFTER_MAX} jobs in all, and there are {len(named)}")
+    seen: dict[str, None] = {}
+    for kind, at, job in named[:AFTER_MAX]:
+        if not 1 <= len(job) <= NAME_CHARS_MAX or not job.isprintable():
+            yield _bad(f"$.after.{kind}[{at}]", "the id or the name of a job")
+        elif job in seen:
+            yield _twice(kind, at, job)
+        seen[job] = None
+
+
+def _twice(kind: str, at: int, job: str) -> Problem:
+    return Problem(
+        path=f"$.after.{kind}[{at}]",
+        reason=Reason.BAD_VALUE,
+        text=f"`after` names {job} twice",
+        suggestion="name each job once",
+    )
 
 
 def _run_time_s(value: float | str) -> float | None:
@@ -495,7 +540,7 @@ def _bad(path: str, wanted: str) -> Problem:
 def _normalised(spec: JobSpec) -> JobSpec:
     if spec.promise is not None:
         spec = msgspec.structs.replace(spec, promise=None)
-    said = (spec.resources.memory, spec.limits.time, spec.size.run_time, spec.finish_by)
+    said = (spec.resources.memory, spec.limits.time, spec.size.run_time, spec.finish_by, spec.begin)
     if not any(isinstance(each, str) for each in said):
         return spec
     memory = memory_bytes(spec.resources.memory)
@@ -509,7 +554,9 @@ def _normalised(spec: JobSpec) -> JobSpec:
         size = replace(spec.size, run_time=float(time_s(spec.size.run_time) or 0))
         done = replace(done, size=size)
     if isinstance(spec.finish_by, str):
-        done = replace(done, finish_by=normal_finish_by(spec.finish_by))
+        done = replace(done, finish_by=normal_time(spec.finish_by))
+    if isinstance(spec.begin, str):
+        done = replace(done, begin=normal_time(spec.begin))
     return done
 
 

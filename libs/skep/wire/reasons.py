@@ -21,6 +21,7 @@ class Reason(StrEnum):
     WRONG_VC = "wrong-vc"
     UNKNOWN_JOB = "unknown-job"
     ALREADY_ENDED = "already-ended"
+    NOT_ENDED = "not-ended"
     OVER_QUOTA = "over-quota"
     QUOTA_TOO_SMALL = "quota-too-small"
     TOO_MANY_JOBS = "too-many-jobs"
@@ -42,6 +43,8 @@ class Reason(StrEnum):
     ROLE_TOO_LOW = "role-too-low"
     NOT_ITS_OWNER = "not-its-owner"
     PRIORITY_TOO_HIGH = "priority-too-high"
+    AMBIGUOUS_NAME = "ambiguous-name"
+    DEPENDENCY_CYCLE = "dependency-cycle"
 
     # Why a person, a token or a node was refused.
     UNAUTHORIZED = "unauthorized"
@@ -131,6 +134,9 @@ class Reason(StrEnum):
     FITS_NO_CELL = "fits-no-cell"
     PERSON_LIMIT = "person-limit"
     WAITS_FOR_WINDOW = "waits-for-window"
+    WAITS_FOR_JOBS = "waits-for-jobs"
+    WAITS_FOR_TIME = "waits-for-time"
+    HELD = "held"
 
     # Why a running job was not changed, or stands still.
     NOT_RUNNING = "not-running"
@@ -142,6 +148,7 @@ class Reason(StrEnum):
     REQUESTED = "requested"
     SUSPENDED = "suspended"
     WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
+    HAS_GPUS = "has-gpus"
 
     # Why a job was not packed with another, or no more.
     NOT_WAITING = "not-waiting"
@@ -183,6 +190,7 @@ class Reason(StrEnum):
     REPEATED_FAILURES = "repeated-failures"
     DEVICE_TROUBLE = "device-trouble"
     RETRIES_USED_UP = "retries-used-up"
+    DEPENDENCY_NEVER_SATISFIED = "dependency-never-satisfied"
 
     # What the policy of a virtual cluster did, and what was wrong with that.
     HELD_BY_POLICY = "held-by-policy"
@@ -347,6 +355,7 @@ TEXT: dict[Reason, str] = {
     Reason.WRONG_VC: "the virtual cluster named is not the one published to",
     Reason.UNKNOWN_JOB: "no such job in this virtual cluster",
     Reason.ALREADY_ENDED: "the job has already ended",
+    Reason.NOT_ENDED: "the job has not ended yet",
     Reason.OVER_QUOTA: "the virtual cluster's quota is used up and the job asked not to wait",
     Reason.QUOTA_TOO_SMALL: "the job needs more GPUs than its virtual cluster owns",
     Reason.TOO_MANY_JOBS: "the virtual cluster has as many unfinished jobs as it may have",
@@ -364,6 +373,12 @@ TEXT: dict[Reason, str] = {
     Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
     Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
     Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would overrun",
+    Reason.WAITS_FOR_JOBS: "it waits for other jobs to end, as its `after` says",
+    Reason.WAITS_FOR_TIME: "it waits for the time that its `begin` says",
+    Reason.HELD: "it is held until `skep release`",
+    Reason.AMBIGUOUS_NAME: "several jobs have this name",
+    Reason.DEPENDENCY_CYCLE: "the jobs wait for one another: none of them could ever start",
+    Reason.DEPENDENCY_NEVER_SATISFIED: "a job that it waits for did not end as its `after` asks",
     Reason.FAIR_SHARE: "its person used the smallest part for its weight",
     Reason.WINDOW_PAST: "the window ends in the past, or before it begins",
     Reason.WINDOW_TOO_LONG: "the window is longer than any may be",
@@ -455,6 +470,7 @@ TEXT: dict[Reason, str] = {
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
     Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once GPUs it can go on with are idle",
+    Reason.HAS_GPUS: "it has GPUs: only a job that has none can be held",
     Reason.NOT_WAITING: "it has GPUs of its own: only a job that waits for some can be packed",
     Reason.PARTNER_NOT_RUNNING: "the job it is to be packed with does not run",
     Reason.PARTNER_CHANGING: "a job on those GPUs is being changed, or has to make room: try again",

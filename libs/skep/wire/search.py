@@ -335,6 +335,14 @@ def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
             text=f"the trials of a search of `{spec.vc}` are its jobs",
             suggestion="leave it out",
         )
+    for key in ("after", "begin", "hold"):
+        if getattr(spec.job, key):
+            yield Problem(
+                path=f"{path}.job.{key}",
+                reason=Reason.BAD_VALUE,
+                text=f"trials cannot have `{key}`: their search says when each begins",
+                suggestion="leave it out",
+            )
     if not 1 <= len(spec.metric) <= 128:
         yield _bad(f"{path}.metric", "1 to 128 characters")
     if not 1 <= spec.budget.trials <= TRIALS_MAX:

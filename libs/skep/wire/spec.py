@@ -34,6 +34,8 @@ IMAGE_CHARS_MAX = 512
 LABELS_MAX = 64
 PATH_CHARS_MAX = 4096
 """Linux's bound of a path."""
+AFTER_MAX = 64
+"""Jobs that one job may wait for. What joins more of them can wait in two layers."""
 SEARCH_KEYS = "search/"
 """What the idempotency keys of searches' trials begin with: `search/s17/3/1`."""
 
@@ -189,6 +191,24 @@ class Promised(_Part, frozen=True):
     workers: Count = 0
 
 
+class After(_Part, frozen=True):
+    """The jobs that must have ended before this one may start, by id or name, of the same VC.
+
+    Those of `ok` must have succeeded, those of `fail` failed or been cancelled, those of `any`
+    ended however. A job whose dependencies can never be fulfilled is cancelled. Admission puts ids
+    in the place of names.
+    """
+
+    ok: Annotated[tuple[Words, ...], Meta(max_length=AFTER_MAX)] = ()
+    any: Annotated[tuple[Words, ...], Meta(max_length=AFTER_MAX)] = ()
+    fail: Annotated[tuple[Words, ...], Meta(max_length=AFTER_MAX)] = ()
+
+    def named(self) -> list[tuple[str, int, str]]:
+        """Return every dependency: its kind, its place among those of the kind, and the job."""
+        kinds = (("ok", self.ok), ("any", self.any), ("fail", self.fail))
+        return [(kind, at, job) for kind, jobs in kinds for at, job in enumerate(jobs)]
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
@@ -213,7 +233,9 @@ class JobSpec(_Part, frozen=True):
     in PATH; the folder of a full path is first in the processes' PATH. Without it the cluster's
     own interpreter runs a script, or the `python3` of the image. `secrets` are names of secrets by
     the variables that hold their values in the job's processes; of `secret_files` a variable holds
-    the path of a file with the value.
+    the path of a file with the value. A job waits outside of its queue for the jobs in `after`, for
+    the time `begin` (a time with its zone, or a length such as `2h` after the submission), and with
+    `hold` until `skep release`.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -246,6 +268,9 @@ class JobSpec(_Part, frozen=True):
     promise: Promised | None = None
     secrets: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
     secret_files: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
+    after: After | None = None
+    begin: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
+    hold: bool = False
 
     @property
     def is_distributed(self) -> bool:

@@ -1,6 +1,6 @@
 """Changes of jobs that are asked for: `skep suspend`, `resume`, `checkpoint`, `migrate`, `resize`.
 
-`pack`, `unpack` and `set-priority` as well.
+`pack`, `unpack`, `set-priority`, `hold` and `release` as well.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ DOING = {
     "pack": "is asked to run beside another",
     "unpack": "is asked to leave the GPUs it shares",
     "priority": "is given another priority",
+    "hold": "is asked not to start",
+    "release": "is released",
 }
 DONE = {
     "suspend": "stands still",
@@ -34,6 +36,8 @@ DONE = {
     "pack": "runs beside another",
     "unpack": "has left the GPUs it shared",
     "priority": "waits with its new priority",
+    "hold": "is held",
+    "release": "is not held",
 }
 
 
@@ -121,6 +125,11 @@ def options_priority(parser: ArgumentParser) -> None:
     parser.add_argument("priority", metavar="N", type=int, help="the priority, 0 to 1000")
 
 
+def options_hold(parser: ArgumentParser) -> None:
+    """Add what `hold` and `release` take."""
+    options_change(parser, "jobs that have no GPUs")
+
+
 def run_suspend(arguments: Namespace) -> int:
     """Ask for a suspension.
 
@@ -193,6 +202,24 @@ def run_priority(arguments: Namespace) -> int:
         The exit code: the largest among the jobs'.
     """
     return _run(arguments, "priority", {"priority": arguments.priority})
+
+
+def run_hold(arguments: Namespace) -> int:
+    """Ask that jobs do not start before they are released.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
+    return _run(arguments, "hold", {})
+
+
+def run_release(arguments: Namespace) -> int:
+    """Ask that jobs that are held may start.
+
+    Returns:
+        The exit code: the largest among the jobs'.
+    """
+    return _run(arguments, "release", {})
 
 
 def _run(arguments: Namespace, ask: str, options: dict[str, Any]) -> int:
@@ -288,4 +315,6 @@ COMMANDS = {
     "pack": Command(options_pack, run_pack),
     "unpack": Command(options_change, run_unpack),
     "set-priority": Command(options_priority, run_priority),
+    "hold": Command(options_hold, run_hold),
+    "release": Command(options_hold, run_release),
 }

@@ -54,6 +54,16 @@ def options_run(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--priority", type=int, default=0, metavar="N", help="0 to 1000")
     parser.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="[KIND:]JOB",
+        help="start once that job has succeeded (ok:, the default), ended (any:) or failed (fail:);"
+        " repeatable",
+    )
+    parser.add_argument("--begin", metavar="TIME", help="start no earlier: 2h, or a time with zone")
+    parser.add_argument("--hold", action="store_true", help="start no earlier than `skep release`")
+    parser.add_argument(
         "--opportunistic", action="store_true", help="run on what is idle, and yield"
     )
     parser.add_argument(
@@ -140,6 +150,12 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["limits"] = given
     if arguments.priority:
         tree["priority"] = arguments.priority
+    if arguments.after:
+        tree["after"] = after_of(arguments.after)
+    if arguments.begin:
+        tree["begin"] = arguments.begin
+    if arguments.hold:
+        tree["hold"] = True
     if arguments.distributed is not None:
         tree["distributed"] = arguments.distributed
     if arguments.opportunistic:
@@ -147,6 +163,16 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
     if arguments.env:
         tree["env"] = dict(map(_variable, arguments.env))
     return tree
+
+
+def after_of(words: list[str]) -> dict[str, list[str]]:
+    """Return what a job waits for, of words such as `j3`, `ok:j3`, `any:train` or `fail:j3`."""
+    after: dict[str, list[str]] = {}
+    for word in words:
+        kind, mark, job = word.partition(":")
+        known = mark and kind in ("ok", "any", "fail")
+        after.setdefault(kind if known else "ok", []).append(job if known else word)
+    return after
 
 
 def _variable(text: str) -> tuple[str, str]:

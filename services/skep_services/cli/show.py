@@ -16,6 +16,7 @@ from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column, clock_time, duration, printable
 
 LABEL_COLUMNS = 11
+NS_PER_SECOND = 1_000_000_000
 
 
 def run_show(arguments: Namespace) -> int:
@@ -64,6 +65,8 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("deadline", _deadline(row)),
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("owner", row.get("owner") or ""),
+        ("after", _after(spec.get("after") or {})),
+        ("begin", _begin(row, spec.get("begin"))),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
         ("python", spec.get("python") or ""),
@@ -128,6 +131,19 @@ def _shares(row: dict[str, Any]) -> str:
 
 def _elapsed(begin_ns: int | None, end_ns: int) -> str:
     return duration(end_ns - begin_ns) if begin_ns else ""
+
+
+def _after(after: dict[str, Any]) -> str:
+    """Return the jobs that a job waits for, or waited for, by what each has to do."""
+    kinds = (("ok", "succeeds"), ("any", "ends"), ("fail", "fails"))
+    return ", ".join(f"{job} {does}" for kind, does in kinds for job in after.get(kind) or ())
+
+
+def _begin(row: dict[str, Any], begin: int | str | None) -> str:
+    """Return when a job may begin: a length counts from its submission."""
+    if isinstance(begin, int) and row["submitted_at"]:
+        return clock_time(row["submitted_at"] + begin * NS_PER_SECOND, date=True)
+    return str(begin) if begin is not None else ""
 
 
 def _wants(row: dict[str, Any], spec: dict[str, Any]) -> str:

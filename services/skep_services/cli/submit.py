@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, files, specs
+from skep_services.cli import exits, files, pipelines, specs
 from skep_services.cli.client import Client, is_header_text
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
@@ -56,10 +56,8 @@ def run_submit(arguments: Namespace) -> int:
     if not arguments.no_check:
         check(documents)
         files.check_files(documents, local=client.target.local())
-    results = []
-    for position, document in enumerate(documents):
-        key = arguments.key and (f"{arguments.key}-{position}" if position else arguments.key)
-        results.append(send(client, document, key))
+    named = pipelines.pipelines_of(documents)
+    results = pipelines.send_all(client, named, arguments.key, send)
     if arguments.json:
         print_json({"jobs": results})
     else:

@@ -172,7 +172,7 @@ class Estimates:
         for row in jobs:
             name = row.row.job
             job = state.jobs.get(name)
-            if job is None:
+            if job is None or job.state is job_state.State.DEFERRED:
                 continue
             if job.state in {job_state.State.QUEUED, job_state.State.RESERVED}:
                 look = partial(self._waiting, found, name, job.spec)

@@ -47,7 +47,9 @@ from skep.wire.facts import (
     GhostGone,
     GpuQuarantined,
     JobBound,
+    JobDeferred,
     JobDemoted,
+    JobEligible,
     JobEnded,
     JobPromoted,
     JobQueued,
@@ -104,6 +106,8 @@ RECENT_MAX = 1_000
 JobFact = (
     JobQueued
     | JobWaits
+    | JobDeferred
+    | JobEligible
     | JobBound
     | MemberRan
     | JobRan
@@ -519,6 +523,10 @@ class Fold:
                 row.needs = fact.needs  # Why it stands aside stays the reason.
             case JobWaits():
                 row.why, row.needs, job.aside = fact.why, fact.needs, fact.aside
+            case JobDeferred():
+                row.why, row.needs, job.aside, job.deferred = fact.why, fact.needs, False, True
+            case JobEligible():
+                row.why, row.needs, job.deferred = Reason.WAITS_BEHIND, "", False
             case JobBound():
                 self._bound(job, fact)
             case JobRan():
@@ -589,7 +597,7 @@ class Fold:
         if fact.attempts:
             self._over_attempt(job.attempt(fact.attempts), fact)
         row.ended_at, row.why, row.needs = fact.at, fact.why, ""
-        job.released, job.changing = False, None
+        job.released, job.changing, job.deferred = False, None, False
         job.victims = ()
         row.steps = fact.steps
         row.rate_milli = row.eta_s = row.stalled_since = row.estimate = None

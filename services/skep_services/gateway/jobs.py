@@ -29,6 +29,7 @@ from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
 from skep_services.gateway.promises import lines
+from skep_services.gateway.requeue import Requeue, check_ended, spec_again
 from skep_services.gateway.rows import ACTIVE, ENDED, PLACED, Job, Row, State
 from skep_services.gateway.scopes import owner_in, tenants, without_values
 from skep_services.gateway.submit import Submitter, too_large
@@ -73,6 +74,7 @@ class Jobs:
             web.get("/v1/jobs/{job}", self.show, allow_head=False),
             web.delete("/v1/jobs/{job}", self.cancel),
             web.post(f"/v1/jobs/{{job}}/{{ask:{'|'.join(ASKS)}}}", self.ask),
+            web.post("/v1/jobs/{job}/requeue", self.requeue),
             web.post("/v1/plan", self.plan),
             web.get("/v1/jobs/{job}/why", self.why, allow_head=False),
             web.get("/v1/jobs/{job}/curve", self.curve, allow_head=False),
@@ -197,6 +199,29 @@ class Jobs:
             options["beside"] = beside.row.job
         done = await self._submitter.ask(caller, job, name, options)
         return json_response(done.body, done.status)
+
+    async def requeue(self, request: web.Request) -> web.StreamResponse:
+        """Submit an ended job again, as a new job of the caller; answer that one's verdict.
+
+        Raises:
+            ApiError: The body is no JSON object, or has a key that is not known (400), there is no
+                such job (404), it cannot be submitted again (409), or the new one is refused (422).
+        """
+        body = await request.read()
+        try:
+            options = msgspec.json.decode(body or b"{}", type=Requeue)
+        except UNDECODABLE as error:
+            text = f'the body is no `{{"hold": true}}` or `{{}}`: {error}'
+            raise ApiError(400, Reason.BAD_VALUE, text) from None
+        caller, job = caller_of(request), await self.job(request)
+        # The spec of a job has values that not everyone may see: its new owner would see them.
+        check(Action.SEE_VALUES, caller, job.row.vc, job.row.owner)
+        check_ended(job.row)
+        spec = spec_again(job.row, await self._indexer.spec(job), hold=options.hold)
+        headers = request.headers
+        key, trace = headers.get("Idempotency-Key"), headers.get("traceparent", "")
+        done = await self._submitter.submit(caller, spec, key, trace)
+        return json_response({**done.body, "of": job.row.job}, done.status)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
         """Ask for a job's end."""

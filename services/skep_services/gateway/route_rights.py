@@ -10,6 +10,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/jobs/{job}"): Action.SEE_JOBS,
     ("DELETE", "/v1/jobs/{job}"): Action.CANCEL,
     ("POST", "/v1/jobs/{job}/{ask}"): Action.CHANGE,
+    ("POST", "/v1/jobs/{job}/requeue"): Action.SUBMIT,
     ("POST", "/v1/plan"): Action.SUBMIT,
     ("GET", "/v1/jobs/{job}/why"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/curve"): Action.SEE_JOBS,

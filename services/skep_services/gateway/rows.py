@@ -256,6 +256,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The pinned cell it asked for."""
     aside: bool = False
     """It waits for other cells, and no job waits for it."""
+    deferred: bool = False
+    """It waits for other jobs or a time, or is held: it is in no queue, and no job waits for it."""
     victims: tuple[str, ...] = ()
     """The jobs whose end it waits for."""
     released: bool = False

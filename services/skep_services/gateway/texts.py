@@ -70,6 +70,10 @@ def describe(fact: Any) -> Line | None:
             return Line(f"waits with priority {priority}")
         case facts.JobWaits(why=why, needs=needs):
             return Line(f"waits: {_why(why, needs)}", reason=why)
+        case facts.JobDeferred(why=why, needs=needs):
+            return Line(f"waits outside of its queue: {_why(why, needs)}", reason=why)
+        case facts.JobEligible():
+            return Line("enters its queue")
         case facts.JobRequeued(why=why, attempt=attempt):
             retry = "" if fact.counted else ", which costs no retry"
             return Line(

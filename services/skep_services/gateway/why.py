@@ -10,6 +10,7 @@ from skep.cells.levels import gpus_owned
 from skep.cells.nodes import NodeState
 from skep.ledger.attempts import request
 from skep.units import NS_PER_SECOND, Instant
+from skep.wire.deadline import told
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
@@ -30,6 +31,8 @@ ATTEMPT = re.compile(r"\b(j\d+)\.\d+\b")
 """Cells know attempts (`j3.2`), people know jobs."""
 CELLS_NAMED = 8
 """Cells of a VC that are named with the jobs inside; with more it says how many."""
+AWAITED = {"ok": "succeeds", "any": "ends", "fail": "fails or is cancelled"}
+"""What a job waits for another to do, by the kind of the dependency."""
 JOBS_NAMED = 4
 """Jobs named in one sentence whose end would help; with more it says how many."""
 
@@ -43,6 +46,8 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
         case State.SUBMITTED:
             reasons = [_said("submitted", "admission has not answered yet")]
             would_change = ["admission answers; it does so at once when it runs"]
+        case State.QUEUED if job.deferred:
+            reasons, would_change = _deferred(job, fold, now)
         case State.QUEUED:
             reasons, would_change = _queued(job, fold, live, now)
             said = fold.state.followed.get(row.vc)
@@ -78,6 +83,32 @@ def _by_person(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:
 
 
 # --- waiting -------------------------------------------------------------------------------------
+
+
+def _deferred(job: Job, fold: Fold, now: Instant) -> tuple[list[dict[str, str]], list[str]]:
+    """Explain a job that waits outside of its queue: everything that it waits for."""
+    waiting = fold.state.jobs.get(job.row.job)
+    deferral = waiting.deferral if waiting is not None else None
+    if waiting is None or deferral is None:  # The state may be older than the row.
+        return [_reason(job.row.why, job.row.needs)], []
+    reasons, changes = [], []
+    if deferral.held:
+        reasons.append(_reason(Reason.HELD, ""))
+        changes.append(f"`skep release {job.row.job}`")
+    for kind, _, name in waiting.spec.after.named() if waiting.spec.after is not None else ():
+        if name not in deferral.awaits:
+            continue
+        other = fold.active.get(name)
+        state = f", which is {other.row.state}" if other is not None else ""
+        text = f"it waits until this job {AWAITED[kind]}{state}"
+        reasons.append({"reason": Reason.WAITS_FOR_JOBS.value, "text": text, "needs": name})
+        changes.append(f"{name} {AWAITED[kind]}")
+    if deferral.begin > now:
+        begin = told(deferral.begin)
+        text = "it may not begin before this time"
+        reasons.append({"reason": Reason.WAITS_FOR_TIME.value, "text": text, "needs": begin})
+        changes.append(f"the time {begin} comes")
+    return reasons, changes
 
 
 def _queued(
@@ -130,7 +161,7 @@ def _ahead(job: Job, fold: Fold, turns: dict[str, int]) -> list[Job]:
         if other.row.state is State.QUEUED
         and other.row.vc == row.vc
         and other.row.service_class == row.service_class
-        and not other.aside
+        and not (other.aside or other.deferred)
         and order(other) < mine
     ]
 

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     CHANGING = "changing"
     STOPPING = "stopping"
     WORK_LOST = "work-lost"
+    DEFERRED = "deferred"
 
 
 TEXT: Final[dict[Cause, str]] = {
@@ -52,6 +53,7 @@ TEXT: Final[dict[Cause, str]] = {
     Cause.CHANGING: "it stood still while it was moved, resized, stored or resumed",
     Cause.STOPPING: "its attempt was being ended",
     Cause.WORK_LOST: "it trained, and what it made did not survive the attempt",
+    Cause.DEFERRED: "it waited for other jobs or for its time, or was held, as it was asked to",
 }
 """What each cause means, for people."""
 

@@ -1,5 +1,6 @@
 """The fold of the allocator's facts into where each job's time went.
 
+    queued: waits ... --JobDeferred--> deferred --JobEligible--> waits ...
     queued: waits ... --CellsReserved--> waits-for-room --JobBound--> starting --JobRan--> running
     running --JobChanged(suspend)--> suspended | preempted --JobChanged(resume)--> running
     any --JobStopping--> stopping --JobRequeued--> waits ... | --JobEnded--> told
@@ -36,7 +37,9 @@ from skep.wire.facts import (
     End,
     GpuQuarantined,
     JobBound,
+    JobDeferred,
     JobDemoted,
+    JobEligible,
     JobEnded,
     JobPromoted,
     JobQueued,
@@ -162,6 +165,18 @@ def _job_waits(blame: Blame, fact: JobWaits, now: int) -> None:
     if cause is life.cause or (life.cause is Cause.PREEMPTED and cause not in HARD):
         return
     blame.turn(life, now, cause)
+
+
+def _job_deferred(blame: Blame, fact: JobDeferred, now: int) -> None:
+    life = blame.lives.get(fact.job)
+    if life is not None and life.cause is not Cause.DEFERRED:
+        blame.turn(life, now, Cause.DEFERRED)
+
+
+def _job_eligible(blame: Blame, fact: JobEligible, now: int) -> None:
+    life = blame.lives.get(fact.job)
+    if life is not None:
+        blame.turn(life, now, Cause.WAITS_BEHIND)
 
 
 def _cells_reserved(blame: Blame, fact: CellsReserved, now: int) -> None:
@@ -535,7 +550,9 @@ HANDLERS: Final[dict[type, Handler]] = {
     JobBound: _job_bound,
     JobChanged: _job_changed,
     JobChanging: _job_changing,
+    JobDeferred: _job_deferred,
     JobDemoted: _owner_changed,
+    JobEligible: _job_eligible,
     JobEnded: _job_ended,
     JobMoved: _job_moved,
     JobPromoted: _owner_changed,

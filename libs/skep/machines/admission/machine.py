@@ -29,6 +29,7 @@ from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
 from skep.machines.admission import person_limits
 from skep.machines.admission.allowing import Allowing, action_of
+from skep.machines.admission.depending import Known
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.promising import HEARD, Answered, Promising
 from skep.machines.admission.sizes import servers_problem, size_problem
@@ -106,6 +107,8 @@ class ActiveJob(msgspec.Struct):
     """Whose it is, for limits: its owner's, or as its label says."""
     began: bool = False
     """It has had GPUs, as far as that matters for a limit."""
+    name: str = ""
+    """For jobs that wait for it."""
 
 
 class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-kept"):
@@ -138,7 +141,13 @@ class RefusedKept(msgspec.Struct, frozen=True, tag="refused-kept"):
     jobs: tuple[str, ...]
 
 
-OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | PledgesKept
+class EndedKept(msgspec.Struct, frozen=True, tag="ended-kept"):
+    """Jobs that ended recently, oldest first: each with its VC and name."""
+
+    jobs: tuple[tuple[str, str, str], ...]
+
+
+OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | EndedKept | PledgesKept
 Kept = OwnKept | NodeSeen | CellsSeen | RolesSeen
 
 JUDGED_MAX = 4096
@@ -193,6 +202,8 @@ class AdmissionMachine:
         self.promising = Promising(self.pledges)
         self.allowing = Allowing()
         """What people may ask."""
+        self.known = Known()
+        """Jobs that others may wait for."""
         self._quiet_until = Instant(0)
         """Until then no promise is judged by the clock: what became of jobs is still being read."""
         self._effects: list[Effect] = []
@@ -291,6 +302,8 @@ class AdmissionMachine:
         keys = ((vc, key, job) for (vc, key), job in self.keys.items())
         kept += [KeysKept(piece) for piece in _pieces(keys)]
         kept += [RefusedKept(piece) for piece in _pieces(self.refused)]
+        ended = ((job, vc, name) for job, (vc, name) in self.known.ended.items())
+        kept += [EndedKept(piece) for piece in _pieces(ended)]
         return [*kept, *self.pledges.snapshot(PLEDGES)]
 
     def _restore(self, kept: OwnKept) -> None:
@@ -302,12 +315,16 @@ class AdmissionMachine:
                 self.last_asked = kept.last_asked
             case ActiveKept():
                 self.active.update(kept.jobs)
-                for _, job in kept.jobs:
+                for name, job in kept.jobs:
                     self._count_queued(job, 1)
+                    self.known.add(name, job.vc, job.name)
             case KeysKept():
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
                 self.refused.update(dict.fromkeys(kept.jobs))
+            case EndedKept():
+                for each in kept.jobs:
+                    self.known.end(*each)
             case PledgesKept():
                 self.pledges.restore(kept)
 
@@ -336,8 +353,10 @@ class AdmissionMachine:
                     ps=fact.spec.ps,
                     owner=fact.owner,
                     person=person_of(fact.owner, fact.spec.labels),
+                    name=fact.spec.name,
                 )
                 self.active[fact.job] = job
+                self.known.add(fact.job, job.vc, job.name)
                 self.count(job, 1)
                 self.pledges.add(fact.job, fact.spec)
             case Refused():
@@ -359,6 +378,7 @@ class AdmissionMachine:
                 self.allowing.apply(fact)
             case JobOver():
                 self.count(self.active.pop(fact.job), -1)
+                self.known.over(fact.job)
                 self.pledges.remove(fact.job)
             case (
                 PromiseJudged()
@@ -402,6 +422,8 @@ class AdmissionMachine:
             if not job.began:
                 queued[job.vc, job.person] = queued.get((job.vc, job.person), 0) + 1
         assert self.queued == queued
+        assert self.known.unfinished.keys() == self.active.keys()
+        self.known.check()
         self.pledges.check()
         self.promising.measurements.check()
 
@@ -559,7 +581,8 @@ class AdmissionMachine:
         if problem is not None:
             return [problem]
         judged = self._within_quota(parsed)
-        return self._fitting(judged) if isinstance(judged, JobSpec) else judged
+        fitting = self._fitting(judged) if isinstance(judged, JobSpec) else judged
+        return self.known.resolved(fitting) if isinstance(fitting, JobSpec) else fitting
 
     def _fitting(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return the spec, or why no cell can ever serve it, with what would fit.

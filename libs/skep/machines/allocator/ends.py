@@ -10,9 +10,10 @@ from skep.ledger import job_state
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import outbox, timers
 from skep.machines.allocator.changes import node_answers
+from skep.machines.allocator.end_facts import ended
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
-from skep.wire.facts import End, JobEnded, JobRequeued, MemberGone
+from skep.wire.facts import End, JobRequeued, MemberGone
 from skep.wire.node import MemberExited, Outcome
 from skep.wire.reasons import Reason
 
@@ -51,34 +52,6 @@ def part_gone(job: job_state.JobState, told: MemberExited) -> MemberGone:
     if not job.spec.search:
         return gone
     return msgspec.structs.replace(gone, values=told.values, values_step=told.values_step)
-
-
-def ended(job: job_state.JobState, end: End, why: Reason, now: Instant, detail: str) -> JobEnded:
-    """Return the fact that a job is over, with what its last attempt came to.
-
-    Args:
-        job: The job; its attempt, if it has one, is gone from every node.
-        end: How the job ends.
-        why: Why it ends so.
-        now: The time of the decision.
-        detail: What is the matter, in words; may be empty.
-    """
-    gone = job.gone
-    last = max(gone, key=lambda each: each.values_step, default=None)
-    return JobEnded(
-        job=job.job,
-        end=end,
-        why=why,
-        attempts=job.attempt,
-        at=now,
-        ran_at=job.ran_at,
-        steps=min((each.steps for each in gone), default=0),
-        step_ns=max((each.step_ns for each in gone), default=0),
-        detail=detail,
-        trace=job.trace,
-        values=last.values if last is not None else {},
-        values_step=last.values_step if last is not None else 0,
-    )
 
 
 def judge(job: job_state.JobState) -> Verdict:

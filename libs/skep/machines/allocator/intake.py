@@ -7,9 +7,10 @@ from itertools import islice
 from skep.ids import job_sequence
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import ends, outbox, timers, windows
+from skep.machines.allocator import deferring, ends, outbox, timers, windows
 from skep.machines.allocator.changes import migration, node_answers, requests, resizing_across_nodes
-from skep.machines.allocator.ends import ended, part_gone
+from skep.machines.allocator.end_facts import ended
+from skep.machines.allocator.ends import part_gone
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.transaction import Transaction
 from skep.policy.check import cluster_problems
@@ -60,6 +61,7 @@ def admitted(tx: Transaction, fact: ServiceFact, now: Instant) -> None:
                         owner=fact.owner,
                     )
                 )
+                deferring.queued(tx, tx.state.jobs[fact.job], now)
         case CancelAsked():
             _cancel(tx, fact.job, now)
         case ChangeAsked():
@@ -76,7 +78,7 @@ def _cancel(tx: Transaction, name: str, now: Instant) -> None:
     tx.record(CancelAsked(job=name))
     if job.state is State.RESERVED:
         tx.record(ReservationDropped(job=name, attempt=job.following, why=Reason.CANCELLED))
-    if job.state is State.QUEUED:
+    if job.state in (State.QUEUED, State.DEFERRED):
         tx.record(ended(job, End.CANCELLED, Reason.CANCELLED, now, ""))
     elif job.state is not State.STOPPING:
         outbox.stop(tx, job, Reason.CANCELLED, now)

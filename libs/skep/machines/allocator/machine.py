@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from skep.ledger.snapshot import Kept, keep
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import cell_watch, intake, invariants, nodes, schedule, upkeep, windows
+from skep.machines.allocator import (
+    cell_watch,
+    deferring,
+    intake,
+    invariants,
+    nodes,
+    schedule,
+    upkeep,
+    windows,
+)
 from skep.machines.allocator.policies import advising, job_rates, probes, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
@@ -124,6 +133,7 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
     if isinstance(event, NOT_ITS):
         return
     _take_in(tx, event, now)
+    deferring.resolve(tx, now)
     waits = tx.settings.defers or tx.soft.losing
     if (not isinstance(event, Heartbeat) or tx.effects) and not waits:
         if trials.is_due(tx, now):
@@ -140,6 +150,8 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
         if advising.is_due(tx, now):
             tx.enter(Stage.SIGHTS)
             advising.tell(tx, now)
+    if tx.soft.resolving:
+        tx.soft.check_at = now  # What remains, or came of these stages, is for the next decision.
     tx.enter(Stage.CHECKS)
     cell_watch.look(tx, now)
 

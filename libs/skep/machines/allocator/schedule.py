@@ -156,12 +156,13 @@ def _promotion(tx: Transaction, now: Instant, _room: int) -> Progress:
 
 
 def _some_wait(tx: Transaction) -> bool:
-    """Return whether some queue has jobs: not every job has GPUs, claims some, or is parked.
+    """Return whether some queue has jobs: not every job has GPUs, claims some, or is in no queue.
 
     After most events of a cluster that is not full no queue has, however many VCs there are.
     """
     state = tx.state
-    return len(state.jobs) != len(state.placed) + len(state.reserved) + len(state.parked)
+    others = len(state.placed) + len(state.reserved) + len(state.parked) + len(state.deferred)
+    return len(state.jobs) != others
 
 
 def _some_have_turns(tx: Transaction) -> bool:

@@ -185,6 +185,8 @@ class Soft:
         self.predicted: dict[Sizes, tuple[Predicted, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
+        self.resolving: dict[str, None] = {}
+        """Deferred jobs for which something that they waited for has come, or may have."""
         self.leave_at: Instant | None = None
         """When the jobs on nodes of open windows are next looked for; None: at once."""
         self.moved_for: dict[str, tuple[str, int]] = {}

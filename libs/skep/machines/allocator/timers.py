@@ -65,5 +65,15 @@ class YieldDeadline(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
         return "", self.job, -self.attempt, 0
 
 
-Timer = Resend | ClearNode | TimeLimit | SuccessorDeadline | YieldDeadline
+class BeginTime(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """A deferred job may begin, as far as its time goes."""
+
+    job: str
+
+    def order(self) -> TimerOrder:
+        """Return its place among the timers of its instant."""
+        return "", self.job, 0, 2
+
+
+Timer = Resend | ClearNode | TimeLimit | SuccessorDeadline | YieldDeadline | BeginTime
 """All of them. A timer is told apart by its class, and set again if it is equal."""

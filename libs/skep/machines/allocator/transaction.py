@@ -18,10 +18,29 @@ from skep.machines.allocator.stages import Progress, Report, Stage
 from skep.machines.base import Effect, Record
 from skep.wire.bearing import BadCellBound, BadCellReturned, SetLed
 from skep.wire.changes import MemberLearned
-from skep.wire.facts import AllocatorFact, JobQueued, JobRan, JobWaits, MemberRan
+from skep.wire.facts import (
+    AllocatorFact,
+    JobDeferred,
+    JobEligible,
+    JobQueued,
+    JobRan,
+    JobWaits,
+    MemberRan,
+)
 from skep.wire.following import AdviceFollowed
 
-ASIDE = frozenset((JobQueued, JobWaits, MemberRan, JobRan, MemberLearned, AdviceFollowed))
+ASIDE = frozenset(
+    (
+        JobQueued,
+        JobDeferred,
+        JobEligible,
+        JobWaits,
+        MemberRan,
+        JobRan,
+        MemberLearned,
+        AdviceFollowed,
+    )
+)
 """Facts that change nothing about cells."""
 
 
@@ -83,7 +102,7 @@ class Transaction:
         if type(fact) not in ASIDE:
             self.weighty.append(fact)
             self.soft.may_promote = True
-        elif type(fact) is JobWaits and fact.aside:
+        elif type(fact) is JobDeferred or (type(fact) is JobWaits and fact.aside):
             self.soft.may_promote = True  # No job waits behind it any more.
 
     def apply(self, fact: AllocatorFact | Kept) -> None:

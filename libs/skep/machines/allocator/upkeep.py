@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from skep import ids
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import cell_watch, gpu_suspects, nodes, outbox, settings, windows
+from skep.machines.allocator import (
+    cell_watch,
+    deferring,
+    gpu_suspects,
+    nodes,
+    outbox,
+    settings,
+    windows,
+)
 from skep.machines.allocator.changes import migration
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.soft import Soft
 from skep.machines.allocator.timers import (
+    BeginTime,
     ClearNode,
     Resend,
     SuccessorDeadline,
@@ -48,6 +57,7 @@ def restarted(tx: Transaction, now: Instant) -> None:
                 outbox.command(tx, name, job.job, job.successor.attempt, now)
             deadline = SuccessorDeadline(job.job, job.successor.attempt)
             soft.set_timer(deadline, after(now, settings.READY_WITHIN))
+    deferring.restarted(tx)
     for name, node in tx.state.nodes.items():
         for attempt in node.ghosts:
             outbox.command(tx, name, *attempt, now)
@@ -99,6 +109,8 @@ def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
             job = tx.state.jobs.get(name)
             if job is not None and job.succeeds(attempt):
                 migration.undo(tx, job, now, Reason.NOT_TAKEN, "the successor took too long")
+        case BeginTime(name):
+            tx.soft.resolving[name] = None
         case YieldDeadline(name, attempt):
             job = tx.state.jobs.get(name)
             if job is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
 from skep.ledger.state import ClusterState
+from skep.machines.allocator import deferring
 from skep.machines.allocator.changes import (
     change_ends,
     making_room,
@@ -20,9 +21,11 @@ from skep.units import Instant
 from skep.wire.changes import (
     Ask,
     AskCheckpoint,
+    AskHold,
     AskMigrate,
     AskPack,
     AskPriority,
+    AskRelease,
     AskResize,
     AskResume,
     AskSuspend,
@@ -55,7 +58,10 @@ def ask(tx: Transaction, fact: ChangeAsked, now: Instant) -> None:
     if isinstance(fact.ask, AskPriority):
         _prioritise(tx, job, taken, fact.ask.priority, now)
         return
-    waits = job.state in (State.QUEUED, State.RESERVED)
+    if isinstance(fact.ask, AskHold | AskRelease):
+        _hold(tx, job, taken, now)
+        return
+    waits = job.state in (State.QUEUED, State.DEFERRED, State.RESERVED)
     if waits and isinstance(fact.ask, AskPack):
         change_ends.over(tx, taken, *packing.answer(tx, job, fact.ask, now))
         return
@@ -72,11 +78,24 @@ def _prioritise(
     tx: Transaction, job: JobState, taken: AskTaken, priority: int, now: Instant
 ) -> None:
     """Let a waiting job have another priority. One that has GPUs has been chosen by its own."""
-    if job.state is not State.QUEUED:
+    if job.state not in (State.QUEUED, State.DEFERRED):
         change_ends.over(tx, taken, Result.REFUSED, now, Reason.NOT_WAITING, f"it is {job.state}")
         return
     if priority != job.spec.priority:
         tx.record(JobPrioritised(job=job.job, priority=priority, number=taken.number, at=now))
+    change_ends.over(tx, taken, Result.DONE, now)
+
+
+def _hold(tx: Transaction, job: JobState, taken: AskTaken, now: Instant) -> None:
+    """Hold a job that has no GPUs, or release one that is held; as it is already, it stays."""
+    if not isinstance(taken.ask, AskHold):
+        deferring.release(tx, job, now)
+    elif job.state in (State.QUEUED, State.DEFERRED, State.RESERVED):
+        deferring.hold(tx, job, now)
+    else:
+        text = f"it is {job.state}: `skep suspend` has a running job stand still"
+        change_ends.over(tx, taken, Result.REFUSED, now, Reason.HAS_GPUS, text)
+        return
     change_ends.over(tx, taken, Result.DONE, now)
 
 
@@ -130,7 +149,7 @@ def _carry_out(tx: Transaction, job: JobState, asked: AskTaken, now: Instant) ->
             return packing.begin(tx, job, wish, now)
         case AskUnpack():
             making_room.leave(tx, job, asked, now)
-        case AskPriority():
+        case AskPriority() | AskHold() | AskRelease():
             pass  # It is answered at once, and waits for nothing.
     return None
 

@@ -91,7 +91,7 @@ def shown(tx: Transaction, job: JobState) -> dict[str, Any]:
         return found
     told = tx.soft.paces.get(job.job)
     own = (0, 0)
-    if told is not None and job.state not in (State.QUEUED, State.RESERVED):
+    if told is not None and job.state not in (State.QUEUED, State.DEFERRED, State.RESERVED):
         pace, at = told
         found.update(
             steps=pace.steps,

@@ -342,6 +342,8 @@ def _phase(job: JobState) -> Phase | None:
     match job.state:
         case State.QUEUED:
             return Phase.WAITING
+        case State.DEFERRED:
+            return None
         case State.RESERVED:
             return Phase.RESERVED
         case State.BOUND:

@@ -143,7 +143,8 @@ class Ahead:
     def _has(self) -> bool:
         """Return whether the job has its GPUs."""
         job = self._machine.state.jobs.get(self._name)
-        return job is not None and job.state not in (State.QUEUED, State.RESERVED)
+        waits = (State.QUEUED, State.DEFERRED, State.RESERVED)
+        return job is not None and job.state not in waits
 
     def _claimed(self) -> bool:
         """Return whether GPUs are reserved for the job."""
@@ -256,7 +257,7 @@ class Ahead:
         if known is not None and what in (Touch.STOPS, Touch.MOVES, Touch.STARTS):
             return  # How it began to make room tells more than that it is claimed from, or is back.
         told, rate = self._machine.tx.soft.paces.get(name), None
-        if told is not None and job.state is not State.QUEUED:
+        if told is not None and job.state not in (State.QUEUED, State.DEFERRED):
             rate = told[0].rate_milli
         then = 0 if what in STANDS else None
         if size:

@@ -1,0 +1,31 @@
+"""Worlds whose jobs wait for others, for a time, or are held: what must hold of them holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from skep.machines.allocator import deferring
+from skep.sim.history import run_seed
+from skep.sim.workload import WAITS_FROM
+from skep.sim.world import Settings
+from skep.wire.facts import End
+
+
+@pytest.mark.parametrize("seed", [WAITS_FROM + 1, WAITS_FROM + 3])
+def test_every_invariant_holds(seed: int) -> None:
+    result = run_seed(seed, Settings(check_every=10))
+
+    assert not result.violation, (seed, result.violation)
+
+
+@pytest.mark.slow
+def test_jobs_that_start_after_a_failure_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(deferring.FULFILLED, "ok", (End.SUCCEEDED, End.FAILED, End.CANCELLED))
+    looked = range(WAITS_FROM, WAITS_FROM + 12)
+
+    for seed in looked:
+        violation = run_seed(seed, Settings(check_every=100)).violation
+        if violation:
+            assert violation.startswith("I22"), (seed, violation)
+            return
+    pytest.fail(f"no world of {looked} has seen it")
