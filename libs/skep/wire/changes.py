@@ -100,8 +100,17 @@ Ask = (
     | AskUnpack
     | AskPriority
 )
+"""What the allocator carries out."""
 
-ASKS: dict[str, type[Ask]] = {
+
+class AskRetry(_Ask, frozen=True, tag="retry"):
+    """Begin the tasks of an array anew that failed. Admission does it, and passes nothing on."""
+
+
+Wish = Ask | AskRetry
+"""What tenants may ask for."""
+
+ASKS: dict[str, type[Wish]] = {
     "suspend": AskSuspend,
     "resume": AskResume,
     "checkpoint": AskCheckpoint,
@@ -110,17 +119,18 @@ ASKS: dict[str, type[Ask]] = {
     "pack": AskPack,
     "unpack": AskUnpack,
     "priority": AskPriority,
+    "retry": AskRetry,
 }
 
 
-def name_of(ask: Ask) -> str:
+def name_of(ask: Wish) -> str:
     """Return what a request is called: `suspend`, `resume`, …."""
     name = ask.__struct_config__.tag
     assert isinstance(name, str), ask
     return name
 
 
-def parse_ask(raw: bytes) -> Ask | list[Problem]:
+def parse_ask(raw: bytes) -> Wish | list[Problem]:
     """Return the request in `raw`, or everything that is wrong with it."""
     if len(raw) > ASK_BYTES_MAX:
         text = f"a request has at most {ASK_BYTES_MAX} bytes"
@@ -148,7 +158,7 @@ def parse_ask(raw: bytes) -> Ask | list[Problem]:
     return _parsed(tree)
 
 
-def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
+def _parsed(tree: dict[str, Any]) -> Wish | list[Problem]:
     named = tree.get("ask")
     kind = ASKS.get(named) if isinstance(named, str) else None
     if kind is None:
@@ -172,7 +182,7 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
                 suggestion="such as j17",
             )
         ]
-    made: Ask = convert_unbounded(tree, kind)
+    made: Wish = convert_unbounded(tree, kind)
     if isinstance(made, AskResize):
         problems = list(_size_problems(made))
     if isinstance(made, AskPack):

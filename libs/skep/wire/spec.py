@@ -213,7 +213,9 @@ class JobSpec(_Part, frozen=True):
     in PATH; the folder of a full path is first in the processes' PATH. Without it the cluster's
     own interpreter runs a script, or the `python3` of the image. `secrets` are names of secrets by
     the variables that hold their values in the job's processes; of `secret_files` a variable holds
-    the path of a file with the value.
+    the path of a file with the value. `array` names the tasks of an array, such as `0-99%8`: each
+    becomes a job of its own. `task` says which task a job is (`j7[3]`), and is given by admission
+    alone.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -246,6 +248,8 @@ class JobSpec(_Part, frozen=True):
     promise: Promised | None = None
     secrets: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
     secret_files: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
+    array: Words | None = None
+    task: Short = ""
 
     @property
     def is_distributed(self) -> bool:
