@@ -359,9 +359,7 @@ class AdmissionMachine:
             case Admitted():
                 self._apply_admitted(fact)
             case Refused():
-                self._answered(fact.job, fact.vc, fact.key, fact.owner)
-                if fact.key:
-                    self.refused[fact.job] = None
+                self._apply_refused(fact)
             case Repeated():
                 self._answered(fact.job, fact.vc, "")
             case CancelAsked():
@@ -408,6 +406,11 @@ class AdmissionMachine:
         if job.task:
             self._count_waiting(self.arrays.admitted(job.task, fact.job), -1)
         self.pledges.add(fact.job, fact.spec)
+
+    def _apply_refused(self, fact: Refused) -> None:
+        self._answered(fact.job, fact.vc, fact.key, fact.owner)
+        if fact.key:
+            self.refused[fact.job] = None
 
     def _apply_began(self, fact: JobBegan) -> None:
         job = self.active[fact.job]
