@@ -27,6 +27,8 @@
     I19 a VC is said to follow the model that its policy names, or its rule, once for each change
     I20 no person has more jobs or GPUs by a decision than its VC allows
     I21 no job begins on a node where it is known to run into a window, or one is open
+    I22 each task of an array becomes a job once and ends once, unless it failed and is retried; no
+        more of them are jobs at once than may be, and the array ends when all of them have
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -43,6 +45,7 @@ import msgspec
 from skep.cells.nodes import NodeState
 from skep.ids import run_token
 from skep.ledger.queue import JobQueue
+from skep.machines.admission.arrays import Arrays
 from skep.machines.agent import StartRank
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine
@@ -359,6 +362,8 @@ def _plain(value: Any) -> Any:
             return _plain(durable(value))
         case JobQueue():
             return value.entries
+        case Arrays():
+            return value.snapshot()
         case Pledges():
             return value.summary()
         case msgspec.Struct():

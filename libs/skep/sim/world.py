@@ -28,6 +28,8 @@ from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.sim.violation import require
 from skep.sim.workload import (
+    ARRAYS_FROM,
+    ARRAYS_UNTIL,
     EXPLORES_FROM,
     LATER_FROM,
     LEARNED_FROM,
@@ -38,6 +40,7 @@ from skep.sim.workload import (
 )
 from skep.units import seconds
 from skep.wire import subjects
+from skep.wire.array import ArrayAdmitted
 from skep.wire.facts import Admitted, Repeated
 from skep.wire.node import Gpu
 
@@ -99,6 +102,7 @@ class World:
             learned=seed >= LEARNED_FROM,
             explores=seed >= EXPLORES_FROM,
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
+            arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""
@@ -351,6 +355,8 @@ class World:
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"
+        if unfinished := watch.admission.arrays.pending():
+            return unfinished
         lost = [number for number in watch.admission.asks if number not in watch.allocator.answered]
         if lost:
             return f"requests without an end: {lost}"
@@ -424,7 +430,7 @@ class World:
             for verdict in submission.verdicts:
                 answer = answers[verdict.job]
                 require(not isinstance(answer, Repeated), "I9", f"{verdict} names a repetition")
-                same = verdict.accepted == isinstance(answer, Admitted)
+                same = verdict.accepted == isinstance(answer, Admitted | ArrayAdmitted)
                 require(same, "I9", f"{submission.job}: {verdict!r} but {answer!r}")
 
 
