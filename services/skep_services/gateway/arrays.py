@@ -84,13 +84,17 @@ def why_of(array: Job) -> Reason | None:
 
 
 def explain(array: Job) -> dict[str, Any]:
-    """Return the answer of `/v1/jobs/{job}/why` for an array that has not ended."""
+    """Return the answer of `/v1/jobs/{job}/why` for an array."""
     row, counts = array.row, counts_of(array)
     text = counts.text()
     if counts.most and counts.waiting:
         text += f"; at most {counts.most} are jobs at once"
     reasons = [{"reason": Reason.TASKS.value, "text": text, "needs": ""}]
-    hint = [f"`skep ps --array {row.job}` lists its jobs; each of them says why it waits"]
+    hint = []
+    if not array.array_end:
+        hint = [f"`skep ps --array {row.job}` lists its jobs; each of them says why it waits"]
+    elif counts.failed > 0:
+        hint = [f"`skep retry {row.job}` begins the failed tasks anew"]
     return {"job": row.job, "state": row.state, "reasons": reasons, "would_change": hint}
 
 

@@ -52,7 +52,7 @@ class Logs:
         """
         name, workers = job.row.job, job.row.workers
         if job.row.tasks is not None:
-            text = f"{name} is an array: name one of its tasks, such as {name}[0]"
+            text = f"{name} is an array: name a task of it, such as {name}[0]"
             raise ApiError(422, Reason.CANNOT, text)
         chosen = job.row.attempt if attempt is None else attempt
         if workers and rank >= workers:

@@ -38,7 +38,7 @@ JOBS_NAMED = 4
 def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
     """Return the answer of `/v1/jobs/{job}/why`."""
     row = job.row
-    if row.tasks is not None and row.state is not State.REFUSED:
+    if row.tasks is not None:
         return arrays.explain(job)
     reasons: list[dict[str, str]] = []
     would_change: list[str] = []
