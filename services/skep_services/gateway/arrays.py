@@ -1,7 +1,7 @@
 """What the gateway makes of arrays: one row with counts, kept by what is said of their tasks.
 
-Counts follow the rows of the tasks' jobs, so they are right in whatever order the streams come; what
-was never a job is counted by admission's facts, and so is that the array has ended.
+Counts follow the rows of the tasks' jobs, so they are right in whatever order the streams come.
+What was never a job is counted by admission's facts, and they say that the array has ended.
 """
 
 from __future__ import annotations

@@ -151,7 +151,6 @@ class Submitter:
         """Publish a cancellation and return what became of it.
 
         Args:
-            caller: Who asks.
             job: The job or array.
             name: What is cancelled: the job, or a task of the array.
 

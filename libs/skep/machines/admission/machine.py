@@ -751,8 +751,8 @@ class AdmissionMachine:
     def _task(self, event: Submission) -> JobSpec | Problem:
         """Return the spec of the task that a submission begins, or why it begins none.
 
-        Whoever may publish for the array's owner may publish this too. It begins nothing that is
-        not to begin now, and nothing else than was admitted.
+        A client that may publish for the array's owner may publish this too. It begins nothing
+        that is not to begin now, and nothing else than was admitted.
         """
         name, index = task_of_key(event.key) or ("", 0)
         array = self.arrays.unfinished(name)
