@@ -153,7 +153,7 @@ def _live(tasks: int) -> dict[str, Any]:
             cluster.up("--nodes", "1", "--gpus", "8", "--vc", "nlp=8", "--port", "0")
             spec = {"name": "sweep", "vc": "nlp", "command": ["true"], "array": f"0-{tasks - 1}"}
             began = time.monotonic()
-            job = cluster.ask("POST", "/v1/jobs", spec).body["job"]
+            job = cluster.ask("POST", "/v1/jobs", codec.encode(spec)).body["job"]
             accepted = time.monotonic() - began
             asked, commands = [], []
             for _ in range(LISTS):

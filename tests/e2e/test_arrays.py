@@ -34,7 +34,7 @@ def test_services_die_amid_an_array_and_each_task_runs_once(
     assert cluster.log(f"{array}_3") == "here\n"
 
     again.touch()
-    assert cluster.ask("POST", f"/v1/jobs/{array}/retry", {}).status == 202
+    assert cluster.ask("POST", f"/v1/jobs/{array}/retry").status == 202
     until(lambda: counts(cluster.ended(array)) == {"total": 6, "succeeded": 6}, "the retry")
     assert ran.read_text().splitlines()[6:] == [f"{array} 4"]
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.machines.admission import AdmissionMachine, Kept
-from skep.machines.admission.arrays import AHEAD, CANCELS_MAX, ENDED_KEPT
+from skep.machines.admission import AdmissionMachine, Kept, arrays
+from skep.machines.admission.arrays import AHEAD
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.wire.admin import SetVcs
 from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried
@@ -22,8 +22,10 @@ from skep.wire.facts import (
     JobOver,
     Refused,
     Repeated,
+    RolesSeen,
 )
 from skep.wire.reasons import Reason
+from skep.wire.roles import Role, Standing
 from skep.wire.spec import Problem
 from skep.wire.verdict import Verdict
 from tests.kit import T0, Driver, assert_durable_alike, facts_of, member, spec, submission, vcs
@@ -88,14 +90,17 @@ class House:
         found = (fact for fact in reversed(self.said) if isinstance(fact, Admitted))
         return next(fact.job for fact in found if fact.spec.task == task)
 
-    def cancel(self, name: str) -> list[Effect]:
+    def cancel(self, name: str, person: str = "") -> list[Effect]:
         raw = msgspec.json.encode({"job": name})
-        return self.decide(CancelRequest(vc="nlp", raw=raw, at=T0, reply=REPLY))
+        reply = f"_INBOX.vc-nlp.{person}.x" if person else REPLY
+        return self.decide(CancelRequest(vc="nlp", raw=raw, at=T0, reply=reply, person=person))
 
-    def retry(self, name: str) -> list[Effect]:
+    def retry(self, name: str, person: str = "") -> list[Effect]:
         self.sequence += 1
         raw = msgspec.json.encode({"ask": "retry", "job": name})
-        asked = AskRequest(vc="nlp", raw=raw, at=T0, reply=REPLY, number=self.sequence)
+        reply = f"_INBOX.vc-nlp.{person}.x" if person else REPLY
+        number = self.sequence
+        asked = AskRequest(vc="nlp", raw=raw, at=T0, reply=reply, number=number, person=person)
         return self.decide(asked)
 
 
@@ -232,14 +237,15 @@ def test_cancelling_an_array_ends_what_waits_and_what_runs() -> None:
     assert problem(house.cancel("j1")).reason is Reason.ALREADY_ENDED
 
 
-def test_many_jobs_are_cancelled_in_pieces() -> None:
+def test_many_jobs_are_cancelled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "CANCELS_MAX", 30)
     house = House(thorough=False)
-    count = CANCELS_MAX + 5
+    count = 35
     tasks = house.begin(f"0-{count - 1}")
     for task in tasks:  # It grows meanwhile.
         tasks += house.publish(house.bound(house.job_of(task)))
     assert len(tasks) == count
-    assert len(facts_of(house.cancel("j1"))) == 1 + CANCELS_MAX
+    assert len(facts_of(house.cancel("j1"))) == 1 + 30
     assert house.decide.machine.wake_at() == 0
     assert len(facts_of(house.decide.restart())) == 5
     assert house.decide.machine.wake_at() is None
@@ -288,9 +294,10 @@ def test_a_retry_that_is_read_again_is_done_once() -> None:
     assert facts_of(house.retry("j1")) == []
 
 
-def test_only_the_latest_ended_arrays_may_be_retried() -> None:
-    house = House(thorough=False)
-    for _ in range(ENDED_KEPT + 1):
+def test_only_the_latest_ended_arrays_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "ENDED_KEPT", 2)
+    house = House()
+    for _ in range(3):
         house.begin("0")
         house.end(f"j{house.sequence}", End.FAILED)
     assert problem(house.retry("j1")).reason is Reason.NOTHING_FAILED
@@ -326,6 +333,23 @@ def test_an_array_that_asks_to_be_refused_over_quota_is() -> None:
     assert problem(house.submit(raw=wide)).reason is Reason.OVER_QUOTA
     assert verdict(house.submit(raw=spec(array="0-7", over_quota="refuse"))).accepted
     assert problem(house.submit(raw=spec(over_quota="refuse"))).reason is Reason.OVER_QUOTA
+
+
+def test_an_array_is_its_persons_and_others_leave_it_alone() -> None:
+    house = House(thorough=False)
+    for name in ("ann", "bob"):
+        roles = Standing(granted={"nlp": Role.SUBMITTER})
+        house.decide.machine.apply(RolesSeen(person=name, standing=roles))
+    effects = house.submit("0-1%1", owner="ann")
+    (send,) = published(effects)
+    assert send.subject == "skep.v1.submit.nlp.ann"
+    for wish in (house.cancel, house.retry):
+        told = problem(wish("j1", person="bob"))
+        assert told.reason is Reason.NOT_ITS_OWNER
+    assert problem(house.cancel("j1[1]", person="bob")).reason is Reason.NOT_ITS_OWNER
+    assert problem(house.cancel("j1[1]", person="eve")).reason is Reason.NO_ROLE
+    assert problem(house.retry("j1", person="eve")).reason is Reason.NO_ROLE
+    assert verdict(house.cancel("j1", person="ann")).accepted
 
 
 def test_a_snapshot_rebuilds_arrays() -> None:

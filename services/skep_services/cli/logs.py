@@ -64,7 +64,8 @@ def run_logs(arguments: Namespace) -> int:
     if arguments.follow:
         follow_ranks(arguments, client, ranks, take)
         return exits.OK
-    if not row["attempt"] and not row.get("attempts"):
+    # What an array has no output of, the gateway says.
+    if not row["attempt"] and not row.get("attempts") and not row.get("tasks"):
         say(f"{row['job']} has no output: it is {row['state']} and was not started yet")
         return exits.OK
     for rank in ranks:
