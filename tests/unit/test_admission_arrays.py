@@ -9,7 +9,7 @@ from skep.machines.admission import AdmissionMachine, Kept, arrays
 from skep.machines.admission.arrays import AHEAD
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.wire.admin import SetVcs
-from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried
+from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried, mark_of
 from skep.wire.cluster import PersonLimits, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts
 from skep.wire.facts import (
@@ -30,6 +30,7 @@ from skep.wire.spec import Problem
 from skep.wire.verdict import Verdict
 from tests.kit import T0, Driver, assert_durable_alike, facts_of, member, spec, submission, vcs
 
+MARK = mark_of("")
 REPLY = "_INBOX.vc-nlp.x"
 
 
@@ -135,12 +136,12 @@ def test_an_array_is_one_fact_and_its_first_tasks_are_published() -> None:
         Send(
             "skep.v1.submit.nlp",
             {"name": "train", "vc": "nlp", "task": "j1[0]"},
-            {"Nats-Msg-Id": "array/j1/0/1"},
+            {"Nats-Msg-Id": f"array/j1/0/1/{MARK}"},
         ),
         Send(
             "skep.v1.submit.nlp",
             {"name": "train", "vc": "nlp", "task": "j1[1]"},
-            {"Nats-Msg-Id": "array/j1/1/1"},
+            {"Nats-Msg-Id": f"array/j1/1/1/{MARK}"},
         ),
     ]
     assert house.publish(effects) == ["j1[0]", "j1[1]"]
@@ -197,12 +198,12 @@ def test_a_restart_publishes_again_what_may_begin() -> None:
 @pytest.mark.parametrize(
     "key, fields",
     [
-        ("array/j1/5/1", {}),  # It is not its turn.
-        ("array/j1/77/1", {}),
-        ("array/j9/0/1", {}),
-        ("array/j1/x/1", {}),
+        (f"array/j1/5/1/{MARK}", {}),  # It is not its turn.
+        (f"array/j1/77/1/{MARK}", {}),
+        (f"array/j9/0/1/{MARK}", {}),
+        (f"array/j1/x/1/{MARK}", {}),
         ("array/", {}),
-        ("array/j1/0/1", {"owner": "ann"}),
+        (f"array/j1/0/1/{MARK}", {"owner": "ann"}),
     ],
 )
 def test_nobody_else_begins_a_task(key: str, fields: dict[str, Any]) -> None:
@@ -281,7 +282,7 @@ def test_a_retry_begins_what_failed_as_jobs_of_their_own() -> None:
     assert refusal.reason is Reason.NOTHING_FAILED
     assert refusal.text == "`nlp` has no array j1 with tasks that failed"
     keys = [each.key for each in house.said if isinstance(each, Admitted)]
-    assert keys[-2:] == ["array/j1/1/2", "array/j1/3/2"]
+    assert keys[-2:] == [f"array/j1/1/2/{MARK}", f"array/j1/3/2/{MARK}"]
 
 
 def test_a_retry_that_is_read_again_is_done_once() -> None:

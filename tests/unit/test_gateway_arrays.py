@@ -9,6 +9,7 @@ import pytest
 from skep.wire import codec
 from skep.wire.codec import AskRequest
 from skep.wire.node import Outcome
+from skep_services.gateway import arrays
 from skep_services.gateway.fold import Fold
 from tests.gateway_kit import Cluster, documents, fresh_fold, job_of, texts
 from tests.kit import at, joined, spec
@@ -70,3 +71,11 @@ def test_the_rows_are_the_same_in_every_order(order: tuple[str, ...]) -> None:
             if told == stream:
                 fold.apply(event, at(0))
     assert documents(fold) == documents(cluster.fold)
+
+
+def test_what_becomes_a_task_is_taken_for_one_before_admission_says_so() -> None:
+    fold = fresh_fold()
+    for number, key in enumerate(("array/j1/0/1/x", "k"), start=2):
+        event = codec.Submission(job=f"j{number}", vc="nlp", raw=b"{}", at=at(1), key=key)
+        fold.apply(event, at(1))
+    assert [arrays.is_task(job_of(fold, name)) for name in ("j2", "j3")] == [True, False]

@@ -7,6 +7,7 @@ jobs at one time. A part is an index, a range, or a range with a step: `1,3,7`, 
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -25,7 +26,8 @@ INDEX_MAX = 999_999_999
 ARRAY_CHARS_MAX = 4096
 """Characters of `array`; ranges and steps say the most in a few."""
 ARRAY_KEYS = "array/"
-"""What the idempotency keys of tasks begin with: `array/j7/3/1`, the last is the try."""
+"""What the idempotency keys of tasks begin with: `array/j7/3/1/5f0c…`, see `key_of`."""
+MARK_CHARACTERS = 16
 
 VARIABLES = (
     "SKEP_ARRAY_ID",
@@ -184,15 +186,24 @@ def task_of(text: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2] or match[3]))
 
 
-def key_of(array: str, index: int, tried: int) -> str:
-    """Return the idempotency key of one try of a task."""
-    return f"{ARRAY_KEYS}{array}/{index}/{tried}"
+def key_of(array: str, index: int, tried: int, mark: str) -> str:
+    """Return the idempotency key of one try of a task.
+
+    The bus knows the keys of all tenants together. The mark keeps others from using this one first,
+    by which it would drop the task.
+    """
+    return f"{ARRAY_KEYS}{array}/{index}/{tried}/{mark}"
+
+
+def mark_of(trace: str) -> str:
+    """Return the mark in an array's keys: it follows from the trace, which only its tenant sees."""
+    return hashlib.sha256(trace.encode()).hexdigest()[:MARK_CHARACTERS]
 
 
 def task_of_key(key: str) -> tuple[str, int] | None:
     """Return the array and the index of a task's key; None: it is no such key."""
     parts = key.removeprefix(ARRAY_KEYS).split("/")
-    if not key.startswith(ARRAY_KEYS) or len(parts) != 3 or job_sequence(parts[0]) is None:
+    if not key.startswith(ARRAY_KEYS) or len(parts) != 4 or job_sequence(parts[0]) is None:
         return None
     index = _number(parts[1])
     return None if index is None else (parts[0], index)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from skep.units import Instant
-from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried, from_ranges
+from skep.wire.array import (
+    ARRAY_KEYS,
+    ArrayAdmitted,
+    ArrayOver,
+    TasksCancelled,
+    TasksRetried,
+    from_ranges,
+)
 from skep.wire.array import tasks_of as parsed
 from skep.wire.reasons import Reason
 from skep_services.gateway.rows import PLACED, Job, State, TaskCounts
@@ -31,6 +38,16 @@ def counts_of(array: Job) -> TaskCounts:
     if array.row.tasks is None:
         array.row.tasks = TaskCounts()
     return array.row.tasks
+
+
+def is_task(job: Job) -> bool:
+    """Return whether a job is a task of an array, or is to become one by what is known of it.
+
+    Its key says so before admission does. Of what is refused the key says nothing.
+    """
+    return bool(job.row.task) or (
+        job.row.state is State.SUBMITTED and job.key.startswith(ARRAY_KEYS)
+    )
 
 
 def take(array: Job, fact: ArrayFact) -> None:

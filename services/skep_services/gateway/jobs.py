@@ -15,6 +15,7 @@ from skep.wire.array import task_id, task_of, tasks_of
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import ASKS
 from skep.wire.reasons import Reason
+from skep_services.gateway import arrays
 from skep_services.gateway.api import (
     ApiError,
     caller_of,
@@ -109,7 +110,7 @@ class Jobs:
         if array:
             active = [job for job in active if job.row.task.startswith(f"{array}[")]
         elif not tasks:
-            active = [job for job in active if not job.row.task]
+            active = [job for job in active if not arrays.is_task(job)]
         if state in {"ended", "all", *ENDED}:
             ended = state if state in ENDED else ""
             listed = await self._indexer.ended(

@@ -30,6 +30,7 @@ from skep.wire.array import (
     as_ranges,
     from_ranges,
     key_of,
+    mark_of,
     spec_of_task,
     task_id,
     task_of,
@@ -54,6 +55,8 @@ class Array(msgspec.Struct, kw_only=True):
     spec: JobSpec
     owner: str
     person: str
+    mark: str = ""
+    """What is in the keys of its tasks."""
     most: int = 0
     """Tasks that may be jobs at once; 0: any number."""
     waiting: deque[int] = msgspec.field(default_factory=deque)
@@ -86,6 +89,7 @@ class ArrayKept(msgspec.Struct, frozen=True, tag="array-kept"):
     spec: JobSpec
     owner: str
     person: str
+    mark: str
     waiting: tuple[str, ...]
     failed: tuple[str, ...]
     succeeded: int
@@ -195,6 +199,7 @@ class Arrays:
             spec=fact.spec,
             owner=fact.owner,
             person=person,
+            mark=mark_of(fact.trace),
             most=tasks.most,
             waiting=deque(tasks.indices()),
         )
@@ -285,6 +290,7 @@ class Arrays:
             spec=array.spec,
             owner=array.owner,
             person=array.person,
+            mark=array.mark,
             waiting=tuple(_runs(array.waiting)),
             failed=tuple(_runs(array.failed)),
             succeeded=array.succeeded,
@@ -300,6 +306,7 @@ class Arrays:
             spec=kept.spec,
             owner=kept.owner,
             person=kept.person,
+            mark=kept.mark,
             most=tasks_of(kept.spec.array or "").most,
             waiting=deque(chain.from_iterable(map(from_ranges, kept.waiting))),
             failed=dict.fromkeys(chain.from_iterable(map(from_ranges, kept.failed))),
@@ -342,7 +349,8 @@ class Arrays:
 def _submission(name: str, array: Array, index: int) -> Send:
     """Return what publishes a task. Admission knows its spec: the message only names it."""
     spec = array.spec
-    headers = {subjects.KEY_HEADER: key_of(name, index, array.tries.get(index, 1))}
+    key = key_of(name, index, array.tries.get(index, 1), array.mark)
+    headers = {subjects.KEY_HEADER: key}
     body = {"name": spec.name, "vc": spec.vc, "task": task_id(name, index)}
     return Send(subjects.submit(spec.vc, array.owner), body, headers)
 
