@@ -114,6 +114,7 @@ async def test_a_task_is_cancelled_also_before_it_is_a_job(house: House) -> None
         ("GET", "{job}[0]", 404, "{job} is no array: it has no task 0"),
         ("GET", "j99[0]", 404, "there is no job j99"),
         ("GET", "{array}/logs", 422, "{array} is an array: name a task of it, such as {array}[0]"),
+        ("GET", "{array}/blame", 422, "{array} is an array: name a task of it, such as {array}[0]"),
         ("POST", "{array}/suspend", 422, "{array} is an array, and only its jobs can be changed"),
         ("POST", "{job}/retry", 409, "`nlp` has no array {job} with tasks that failed"),
         ("DELETE", "{job}[0]", 404, "{job} is no array"),
@@ -125,6 +126,15 @@ async def test_what_cannot_be(house: House, method: str, path: str, status: int,
     body = {} if method == "POST" else None
     answer = await house.op.json(method, f"/v1/jobs/{path.format(**names)}", status, body)
     assert answer["error"]["text"] == text.format(**names)
+
+
+async def test_a_name_is_that_of_the_array(house: House) -> None:
+    array = await submitted(house, name="sweep", array="0-1")
+    assert (await house.op.get("/v1/jobs/sweep"))["job"] == array
+    assert len(await listed(house, "array=sweep")) == 2
+    job = await submitted(house)
+    told = await house.op.get(f"/v1/jobs?array={job}", 422)
+    assert told["error"]["text"] == f"{job} is no array: it has no tasks"
 
 
 async def test_an_array_of_another_tenant_is_not_there(house: House) -> None:

@@ -61,7 +61,7 @@ def run_logs(arguments: Namespace) -> int:
     arguments.job = row["job"]  # Another job may get the same name meanwhile.
     ranks = ranks_of(arguments.rank, row)
     take = json_takers(ranks) if arguments.json else takers(ranks)
-    if arguments.follow:
+    if arguments.follow and not row.get("tasks"):
         follow_ranks(arguments, client, ranks, take)
         return exits.OK
     # What an array has no output of, the gateway says.

@@ -204,7 +204,7 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
         return f"{row['tier']}: {', '.join(can) or 'start and stop'}" + (
             f" ({allowed})" if allowed else ""
         )
-    if not spec:
+    if not spec or row.get("tasks"):
         return ""
     if row["steps"]:
         return "observed (mini-batches are seen)"

@@ -102,7 +102,7 @@ class Jobs:
         owner = owner_in(request)
         array, tasks = request.query.get("array", ""), bool(number(request, "tasks", 0))
         if array:
-            array = (await self.named(caller_of(request), array)).row.job
+            array = await self._array(caller_of(request), array)
         self._drafts.estimates.refresh(vc)
         listed = Listed([], 0)
         # Memory first: a job that ends in between is then in both, not in neither.
@@ -285,7 +285,8 @@ class Jobs:
         task = task_of(name)
         if task is not None:
             return await self._task(caller, *task)
-        found = [job.row.job for job in self._active("active", caller.sees, name)]
+        active = self._active("active", caller.sees, name)
+        found = [job.row.job for job in active if not arrays.is_task(job)]
         count = len(found)
         if not found:
             ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, caller.sees, name=name))
@@ -298,6 +299,17 @@ class Jobs:
         if not found:
             raise unknown_job(name)
         return self._by_id(caller, found[0])
+
+    async def _array(self, caller: Caller, name: str) -> str:
+        """Return the id of an array.
+
+        Raises:
+            ApiError: The job is no array (422).
+        """
+        row = (await self.named(caller, name)).row
+        if row.tasks is None:
+            raise ApiError(422, Reason.CANNOT, f"{row.job} is no array: it has no tasks")
+        return row.job
 
     async def _task(self, caller: Caller, name: str, index: int) -> Job:
         """Return the latest job of an array's task.
