@@ -51,6 +51,10 @@ QUOTA = {"chain": "cpu", "level": "node", "count": 3}
 """A rack of two nodes with two GPUs each, and more nodes than there are."""
 
 
+TASKS = subjects.submit("")
+"""What the subjects begin with on which admission publishes tasks of arrays."""
+
+
 class Cluster:
     """Real admission and allocator machines; what they record is told to a fold at once.
 
@@ -132,14 +136,30 @@ class Cluster:
 
     def _record(self, stream: str, service: str, effects: Sequence[Any], second: float) -> None:
         facts = tuple(effect.fact for effect in effects if isinstance(effect, Record))
-        if not facts:
-            return
-        event = codec.Facts(service=service, at=at(second), facts=facts)
-        self.tell(stream, event)
-        if service == "admission":
-            self._record("ALLOC", "allocator", self.allocator(event, second), second)
-        else:
-            self._record("ADMISSION", "admission", self.admission(event, second), second)
+        if facts:
+            event = codec.Facts(service=service, at=at(second), facts=facts)
+            self.tell(stream, event)
+            if service == "admission":
+                self._record("ALLOC", "allocator", self.allocator(event, second), second)
+            else:
+                self._record("ADMISSION", "admission", self.admission(event, second), second)
+        for effect in effects:
+            if isinstance(effect, Send) and effect.subject.startswith(TASKS):
+                self.published(effect, second)
+
+    def published(self, send: Send, second: float) -> None:
+        """Admission publishes a task of an array as a submission."""
+        self.submissions += 1
+        event = codec.Submission(
+            job=f"j{self.submissions}",
+            vc=send.message["vc"],
+            raw=codec.encode(send.message),
+            at=at(second),
+            key=send.headers[subjects.KEY_HEADER],
+            trace=TRACE,
+        )
+        self.tell("SUBMIT", event)
+        self._record("ADMISSION", "admission", self.admission(event, second), second)
 
 
 def fresh_fold() -> Fold:
@@ -267,11 +287,15 @@ class BusCluster(Cluster):
             return
         effects = self.admission(event)
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, Send) and not effect.subject.startswith(TASKS):
                 await self.bus.send(effect.subject, codec.encode(effect.message), effect.headers)
         self._record("ADMISSION", "admission", effects, 1)
         if isinstance(event, SetVcs | DrainNode | QuarantineGpu):
             self._record("ALLOC", "allocator", self.allocator(event), 1)
+
+    def published(self, send: Send, second: float) -> None:
+        """The stream keeps it, and gives it to admission in its turn."""
+        self.broker.store(send.subject, codec.encode(send.message), send.headers)
 
     async def grant(self, person: str, standing: Standing) -> None:
         """Let admission and searches take a person for something, as the access service says."""

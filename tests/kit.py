@@ -225,7 +225,15 @@ class RecordWriter:
 # --- driving a machine --------------------------------------------------------------------------
 
 SOFT: dict[type, tuple[str, ...]] = {
-    AdmissionMachine: ("_hardware", "_effects", "_judged", "_owns", "_quiet_until", "promising"),
+    AdmissionMachine: (
+        "_hardware",
+        "_effects",
+        "_judged",
+        "_owns",
+        "_quiet_until",
+        "promising",
+        "queued",
+    ),
     ClusterState: ("_delta", "awaited"),
     SearchesMachine: ("_soft", "_effects"),
     AccessMachine: ("_soft", "_effects"),
@@ -243,11 +251,24 @@ SOFT: dict[type, tuple[str, ...]] = {
         "_effects",
     ),
 }
-"""What a crash may forget. Everything else must come back from the facts alone."""
-HIDDEN = ("_advised", "_came", "changed", "_checks", "_lanes", "_named", "_named_ended")
+"""What a crash may forget. Everything else must come back from the facts alone. Who has how many
+queued jobs is counted anew by `check`."""
+HIDDEN = (
+    "_advised",
+    "_came",
+    "changed",
+    "_checks",
+    "_lanes",
+    "_named",
+    "_named_ended",
+    "_touched",
+    "_cancels",
+    "_sent",
+)
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
 lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are
-made from what is compared; so are the names of jobs that others may wait for."""
+made from what is compared; so are the names of jobs that others may wait for. Of arrays it is soft
+what is to be looked at, and what was published."""
 
 
 def durable(machine: Any) -> Any:

@@ -19,7 +19,7 @@ from skep import __version__
 from skep.wire import access, drafts, facts, subjects, talk
 from skep.wire.admin import Admin
 from skep.wire.advice import Advice
-from skep.wire.changes import Ask
+from skep.wire.changes import Wish
 from skep.wire.commands import Command
 from skep.wire.findings import Finding
 from skep.wire.learned import Sight
@@ -245,7 +245,7 @@ def documents() -> dict[str, str]:
         made[f"{name}.schema.json"] = _text(_schema(union))
     made["asyncapi.json"] = _text(_asyncapi())
     made["examples/job-spec.json"] = _text(SPEC)
-    made["asks.schema.json"] = _text(_schema(Ask))
+    made["asks.schema.json"] = _text(_schema(Wish))
     made["search-spec.schema.json"] = _text(_schema(SearchSpec))
     made["examples/search-spec.json"] = _text(SEARCH_SPEC)
     made["search-requests.schema.json"] = _text(_schema(Request))

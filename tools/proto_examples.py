@@ -10,6 +10,7 @@ from skep.units import Duration, Instant
 from skep.wire import (
     admin,
     advice,
+    array,
     bearing,
     changes,
     commands,
@@ -532,6 +533,7 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskPriority(job="j17", priority=5),
     changes.AskHold(job="j17"),
     changes.AskRelease(job="j17"),
+    changes.AskRetry(job="j21"),
 )
 BAD_CELL = bearing.BadCell(chain="cpux4", vc="nlp", level=3, index=1)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
@@ -552,6 +554,17 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     facts.JobBegan(job="j17"),
     changes.ChangeAsked(number=21, ask=changes.AskSuspend(job="j17", release=True), at=AT),
     *PROMISE_FACTS,
+    array.ArrayAdmitted(
+        array="j21",
+        spec=msgspec.structs.replace(SPEC, array="0-99%8"),
+        submitted_at=AT,
+        key="my-key-2",
+        trace=TRACE,
+        owner="ann",
+    ),
+    array.TasksCancelled(array="j21", tasks="8-99", whole=True, by="ann"),
+    array.TasksRetried(array="j21", number=130, tasks="1,4-6", at=AT, by="ann"),
+    array.ArrayOver(array="j21", succeeded=97, failed=2, cancelled=1, at=AT),
 )
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),

@@ -165,12 +165,14 @@ async def test_readers_wait_for_more_or_for_the_end() -> None:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def job_line(sequence: int, state: State, vc: str = "nlp", owner: str = "") -> Batch:
-    row = Row(job=f"j{sequence}", vc=vc, state=state, name="n", owner=owner)
+def job_line(
+    sequence: int, state: State, vc: str = "nlp", owner: str = "", task: str = ""
+) -> Batch:
+    row = Row(job=f"j{sequence}", vc=vc, state=state, name="n", owner=owner, task=task)
     job = Job(sequence=sequence, row=row)
     phase = 0 if state is State.QUEUED else 1
-    line = (sequence, phase, vc, state.value, "n", codec.encode(row), codec.encode(job), owner)
-    return EMPTY._replace(jobs=[line])
+    docs = codec.encode(row), codec.encode(job)
+    return EMPTY._replace(jobs=[(sequence, phase, vc, state.value, "n", *docs, owner, task)])
 
 
 def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
@@ -209,15 +211,20 @@ def test_a_transaction_is_whole_or_nothing(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_file_without_owners_is_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version, columns", [(5, ("task", "owner")), (6, ("task",))])
+def test_a_file_of_an_earlier_version_is_taken_over(
+    tmp_path: Path, version: int, columns: tuple[str, ...]
+) -> None:
     """The streams may no longer have what an earlier version put into its file."""
     path = tmp_path / "model.sqlite"
     model = Model(path)
     model.write(job_line(1, State.FAILED))
     model.close()
     with contextlib.closing(sqlite3.connect(path)) as before:
-        before.execute("ALTER TABLE jobs DROP COLUMN owner")
-        before.execute("PRAGMA user_version = 5")
+        before.execute("DROP INDEX jobs_by_task")
+        for column in columns:
+            before.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        before.execute(f"PRAGMA user_version = {version}")
         before.commit()
     model = Model(path)
     assert not model.rebuilt
@@ -237,6 +244,21 @@ def test_ended_jobs_of_several_vcs(tmp_path: Path) -> None:
     for vcs, found in ((("nlp", "speech"), [3, 1]), (("vision",), [2]), ((), [])):
         listed = model.ended(JobQuery(9, vcs))
         assert ([line[0] for line in listed.lines], listed.total) == (found, len(found))
+    model.close()
+
+
+def test_tasks_of_arrays_are_found_and_listed_apart(tmp_path: Path) -> None:
+    model = Model(tmp_path / "model.sqlite")
+    for number, task in enumerate(("", "j1[0]", "j1[10]", "j1[0]", "j10[0]", "j2[0]"), start=1):
+        model.write(job_line(number, State.FAILED, task=task))
+
+    def found(query: JobQuery) -> list[int]:
+        return [sequence for sequence, _ in model.ended(query).lines]
+
+    assert found(JobQuery(9)) == [1]
+    assert found(JobQuery(9, tasks=True)) == [6, 5, 4, 3, 2, 1]
+    assert found(JobQuery(9, array="j1")) == [4, 3, 2]
+    assert (model.task("j1[0]"), model.task("j1[1]")) == (4, None)
     model.close()
 
 

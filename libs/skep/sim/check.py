@@ -29,6 +29,8 @@
     I21 no job begins on a node where it is known to run into a window, or one is open
     I22 no job starts before its dependencies ended as it asks, before its time, or while it is
         held; one is cancelled for its dependencies only where they can never be fulfilled
+    I23 each task of an array becomes a job once and ends once, unless it failed and is retried; no
+        more of them are jobs at once than may be, and the array ends when all of them have
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -45,6 +47,7 @@ import msgspec
 from skep.cells.nodes import NodeState
 from skep.ids import run_token
 from skep.ledger.queue import JobQueue
+from skep.machines.admission.arrays import Arrays
 from skep.machines.admission.depending import Known
 from skep.machines.agent import StartRank
 from skep.machines.allocator import AllocatorMachine
@@ -362,6 +365,8 @@ def _plain(value: Any) -> Any:
             return _plain(durable(value))
         case JobQueue():
             return value.entries
+        case Arrays():
+            return value.snapshot()
         case Pledges() | Known():
             return value.summary()
         case msgspec.Struct():

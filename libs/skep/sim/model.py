@@ -10,6 +10,7 @@ import msgspec
 from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
 from skep.sim import moves, peopled, returns, sharing, sizes
+from skep.sim.arrayed import ArraysModel
 from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
 from skep.sim.modelled import ModelJob, ModelNode
@@ -20,6 +21,7 @@ from skep.sim.tried import Tried
 from skep.sim.violation import Key, ViolationError, require
 from skep.sim.waits import Waits
 from skep.units import Instant
+from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried
 from skep.wire.bearing import BadCell, BadCellBound, BadCellReturned
 from skep.wire.changes import (
     AskOver,
@@ -87,7 +89,8 @@ class AdmissionModel:
 
     def __init__(self, allocator: AllocatorModel) -> None:
         """Start empty; `allocator` knows which jobs have ended."""
-        self.answers: dict[str, Admitted | Refused | Repeated] = {}
+        self.answers: dict[str, Admitted | ArrayAdmitted | Refused | Repeated] = {}
+        self.arrays = ArraysModel()
         self.cancelled: dict[str, None] = {}
         self.over: dict[str, None] = {}
         self.asks: dict[int, ChangeAsked] = {}
@@ -102,6 +105,12 @@ class AdmissionModel:
             match fact:
                 case Admitted() | Refused() | Repeated():
                     self._answer(fact)
+                case ArrayAdmitted():
+                    self._answer(fact)
+                    self.arrays.take(fact)
+                    self._few_enough(fact.spec.vc)
+                case TasksCancelled() | TasksRetried() | ArrayOver():
+                    self.arrays.take(fact)
                 case CancelAsked():
                     admitted = isinstance(self.answers.get(fact.job), Admitted)
                     require(admitted, "I1", f"{fact.job} is cancelled but was not admitted")
@@ -114,6 +123,7 @@ class AdmissionModel:
                     require(fact.job in self._allocator.ended, "I1", f"{fact.job} is not over")
                     require(fact.job not in self.over, "I1", f"{fact.job} is over twice")
                     self.over[fact.job] = None
+                    self.arrays.over(fact.job, fact.end)
                 case NodeSeen():
                     self.nodes[fact.node] = fact
                 case VcsSet():
@@ -121,16 +131,19 @@ class AdmissionModel:
                 case _:
                     pass  # Epochs are checked with the envelope.
 
-    def _answer(self, fact: Admitted | Refused | Repeated) -> None:
-        require(fact.job not in self.answers, "I1", f"{fact.job} is answered twice")
-        self.answers[fact.job] = fact
+    def _answer(self, fact: Admitted | ArrayAdmitted | Refused | Repeated) -> None:
+        name = fact.array if isinstance(fact, ArrayAdmitted) else fact.job
+        require(name not in self.answers, "I1", f"{name} is answered twice")
+        self.answers[name] = fact
         if isinstance(fact, Repeated):
             require(fact.original in self.answers, "I9", f"{fact.job} repeats nothing")
         elif fact.key:
-            vc = fact.spec.vc if isinstance(fact, Admitted) else fact.vc
-            first = self.keys.setdefault((vc, fact.key), fact.job)
-            require(first == fact.job, "I9", f"{fact.job} and {first} have one key")
-        if isinstance(fact, Admitted):
+            vc = fact.vc if isinstance(fact, Refused) else fact.spec.vc
+            first = self.keys.setdefault((vc, fact.key), name)
+            require(first == name, "I9", f"{name} and {first} have one key")
+        if isinstance(fact, Admitted) and fact.spec.task:
+            self.arrays.admitted(fact)  # It was counted with its array.
+        elif isinstance(fact, Admitted):
             self._few_enough(fact.spec.vc)
 
     def _few_enough(self, vc: str) -> None:
@@ -140,7 +153,8 @@ class AdmissionModel:
             if isinstance(answer, Admitted) and answer.spec.vc == vc and job not in self.over
         ]
         jobs_max = self.vcs[vc].jobs_max if vc in self.vcs else 0
-        require(len(active) <= jobs_max, "I8", f"{vc} has {len(active)} of {jobs_max} jobs")
+        count = len(active) + self.arrays.waiting(vc)
+        require(count <= jobs_max, "I8", f"{vc} has {count} of {jobs_max} jobs")
 
 
 class AllocatorModel:

@@ -147,6 +147,11 @@ class Network:
         if closed and self._rng.random() < 0.5:
             self._story.hit("outage", f"{label} lost")
             return  # The client's buffer is gone with its connection; else it is sent late.
+        if stream := kept_in(subject):
+            for wait in self._copies(label):
+                keep = self.streams[stream].store, subject, payload, headers
+                self._timeline.after(closed + wait, self._kept, *keep)
+            return
         for receiver in self._receivers(subject):
             for wait in self._copies(label):
                 self._timeline.after(
@@ -184,6 +189,16 @@ class Network:
     ) -> None:
         if not receiver.dead and not self.closed_ns(receiver.place):
             receiver.hear(subject, payload, headers)
+
+    def _kept(
+        self,
+        store: Callable[[str, bytes, Mapping[str, str], str, int], int],
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str],
+    ) -> None:
+        """Have a stream keep what was sent on its subject, without a word to the sender."""
+        store(subject, payload, headers, headers.get(subjects.KEY_HEADER, ""), self._timeline.now)
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -375,10 +390,18 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 @functools.lru_cache(SUBJECTS_MAX)
-def stream_of(subject: str) -> str:
-    """Return the stream that keeps a subject."""
-    return next(
+def kept_in(subject: str) -> str:
+    """Return the stream that keeps a subject; empty: none does."""
+    found = (
         name
         for name, patterns in subjects.STREAMS.items()
         if any(matches(pattern, subject) for pattern in patterns)
     )
+    return next(found, "")
+
+
+def stream_of(subject: str) -> str:
+    """Return the stream that keeps a subject of which it is known that one does."""
+    stream = kept_in(subject)
+    assert stream, subject
+    return stream

@@ -15,7 +15,7 @@ from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.policy.fair import unfit
 from skep.policy.registry import POLICIES, make
-from skep.sim import forecasts, guesses
+from skep.sim import arrayed, forecasts, guesses
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
@@ -87,6 +87,8 @@ PEOPLE_FROM, PEOPLE_UNTIL = 5000, 6000
 windows."""
 WAITS_FROM, WAITS_UNTIL = 6000, 7000
 """In histories with these seeds jobs wait for others or for a time, or are held."""
+ARRAYS_FROM, ARRAYS_UNTIL = 7000, 8000
+"""In histories with these seeds tenants also submit arrays, and cancel and retry them."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -143,14 +145,15 @@ class People:
         explores: bool = False,
         sharing: random.Random | None = None,
         waits: random.Random | None = None,
+        arrays: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
         `chance` decides about what jobs are packed, and leaves the rest of a history as it is;
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
-        `sharing` decides about people, limits and windows, if there are any; `waits` about what
-        jobs wait for beside GPUs.
+        `sharing` decides about people, limits and windows, if there are any, `waits` about what
+        jobs wait for beside GPUs, and `arrays` about arrays.
         """
         self.place = "people"
         self.dead = False
@@ -174,6 +177,8 @@ class People:
             self._names = (*self._names, *NEWER[:-1])
         self._learned, self._explores = learned, explores
         self._sharing, self._waits = sharing, waits
+        self._arrays = arrays
+        self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
         """Whether jobs have deadlines."""
@@ -221,6 +226,34 @@ class People:
             self._timeline.after(SECOND, self._book)
         if self._waits is not None:
             self._timeline.after(SECOND, self._hold)
+        if self._arrays is not None:
+            self._timeline.after(SECOND, self._array)
+
+    def _array(self) -> None:
+        """Submit an array, or cancel or retry one or a task of it, every few seconds."""
+        rng = self._arrays
+        assert rng is not None
+        if not self.left:
+            return
+        self._timeline.after(int(rng.uniform(0.5, 6) * SECOND), self._array)
+        vc = rng.choice(VCS)
+        own = [each for each in self._submitted_arrays if each.job and each.vc == vc]
+        kind = rng.choice(KINDS[:2])
+        spec = {"name": "array", "vc": vc, "command": ["job", kind, "1000", "opaque"]}
+        wish = arrayed.wish(rng, [each.job for each in own], spec)
+        match wish:
+            case ("submit", tree):
+                submission = Submission(vc, codec.encode(tree), f"a{len(self.submissions)}")
+                self._submitted_arrays.append(submission)
+                self._publish(submission)
+            case ("cancel", tree):
+                headers = {subjects.REPLY_HEADER: f"skep.v1.reply.{vc}.cancel"}
+                raw = codec.encode(tree)
+                self._network.publish(self, subjects.cancel(vc), raw, headers, _ignore)
+            case ("ask", tree):
+                self._ask(vc, tree)
+            case _:
+                pass
 
     def _advise(self) -> None:
         """Say something in place of the models that advise VCs, every few seconds."""

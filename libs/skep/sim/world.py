@@ -28,6 +28,8 @@ from skep.sim.story import Story
 from skep.sim.timeline import MILLISECOND, SECOND, Timeline
 from skep.sim.violation import require
 from skep.sim.workload import (
+    ARRAYS_FROM,
+    ARRAYS_UNTIL,
     EXPLORES_FROM,
     LATER_FROM,
     LEARNED_FROM,
@@ -40,6 +42,7 @@ from skep.sim.workload import (
 )
 from skep.units import seconds
 from skep.wire import subjects
+from skep.wire.array import ArrayAdmitted
 from skep.wire.facts import Admitted, Repeated
 from skep.wire.node import Gpu
 
@@ -102,6 +105,7 @@ class World:
             explores=seed >= EXPLORES_FROM,
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
             waits=random.Random(seed + 4) if WAITS_FROM <= seed < WAITS_UNTIL else None,
+            arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""
@@ -346,16 +350,12 @@ class World:
                 return f"{job} has no verdict"
         for job, answer in answers.items():
             if isinstance(answer, Admitted) and job not in ended:
-                for hopeless in watch.allocator.hopeless:
-                    self.people.give_up(hopeless, watch.allocator.jobs[hopeless].spec.vc)
-                for name, each in watch.allocator.jobs.items():
-                    if each.suspended:
-                        self.people.wake(name, each.spec.vc)
-                    if name in watch.allocator.waits.held:
-                        self.people.release(name, each.spec.vc)
+                self._help_on()
                 return f"{job} has not ended"
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"
+        if unfinished := watch.admission.arrays.pending():
+            return unfinished
         lost = [number for number in watch.admission.asks if number not in watch.allocator.answered]
         if lost:
             return f"requests without an end: {lost}"
@@ -364,6 +364,17 @@ class World:
         if watch.allocator.gpus.held:
             return f"GPUs are held: {watch.allocator.gpus.held}"
         return self._deposed() or self._nodes_pending()
+
+    def _help_on(self) -> None:
+        """Have people give up, wake or release the jobs that end by that alone."""
+        seen = self.watch.allocator
+        for hopeless in seen.hopeless:
+            self.people.give_up(hopeless, seen.jobs[hopeless].spec.vc)
+        for name, each in seen.jobs.items():
+            if each.suspended:
+                self.people.wake(name, each.spec.vc)
+            if name in seen.waits.held:
+                self.people.release(name, each.spec.vc)
 
     def _deposed(self) -> str:
         """Return the first process of a role that does not know yet that an earlier one leads."""
@@ -429,7 +440,7 @@ class World:
             for verdict in submission.verdicts:
                 answer = answers[verdict.job]
                 require(not isinstance(answer, Repeated), "I9", f"{verdict} names a repetition")
-                same = verdict.accepted == isinstance(answer, Admitted)
+                same = verdict.accepted == isinstance(answer, Admitted | ArrayAdmitted)
                 require(same, "I9", f"{submission.job}: {verdict!r} but {answer!r}")
 
 

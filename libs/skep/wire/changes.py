@@ -110,8 +110,17 @@ Ask = (
     | AskHold
     | AskRelease
 )
+"""What the allocator carries out."""
 
-ASKS: dict[str, type[Ask]] = {
+
+class AskRetry(_Ask, frozen=True, tag="retry"):
+    """Begin the tasks of an array anew that failed. Admission does it, and passes nothing on."""
+
+
+Wish = Ask | AskRetry
+"""What tenants may ask for."""
+
+ASKS: dict[str, type[Wish]] = {
     "suspend": AskSuspend,
     "resume": AskResume,
     "checkpoint": AskCheckpoint,
@@ -122,17 +131,18 @@ ASKS: dict[str, type[Ask]] = {
     "priority": AskPriority,
     "hold": AskHold,
     "release": AskRelease,
+    "retry": AskRetry,
 }
 
 
-def name_of(ask: Ask) -> str:
+def name_of(ask: Wish) -> str:
     """Return what a request is called: `suspend`, `resume`, …."""
     name = ask.__struct_config__.tag
     assert isinstance(name, str), ask
     return name
 
 
-def parse_ask(raw: bytes) -> Ask | list[Problem]:
+def parse_ask(raw: bytes) -> Wish | list[Problem]:
     """Return the request in `raw`, or everything that is wrong with it."""
     if len(raw) > ASK_BYTES_MAX:
         text = f"a request has at most {ASK_BYTES_MAX} bytes"
@@ -160,7 +170,7 @@ def parse_ask(raw: bytes) -> Ask | list[Problem]:
     return _parsed(tree)
 
 
-def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
+def _parsed(tree: dict[str, Any]) -> Wish | list[Problem]:
     named = tree.get("ask")
     kind = ASKS.get(named) if isinstance(named, str) else None
     if kind is None:
@@ -184,7 +194,7 @@ def _parsed(tree: dict[str, Any]) -> Ask | list[Problem]:
                 suggestion="such as j17",
             )
         ]
-    made: Ask = convert_unbounded(tree, kind)
+    made: Wish = convert_unbounded(tree, kind)
     if isinstance(made, AskResize):
         problems = list(_size_problems(made))
     if isinstance(made, AskPack):

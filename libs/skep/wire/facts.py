@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from skep.units import Instant
+from skep.wire.array import ArrayFact
 from skep.wire.bearing import BadCell, BearingFact, CarriedHold
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
@@ -123,13 +124,20 @@ class RolesSeen(Message, frozen=True, tag="roles-seen"):
 
 
 class JobOver(Message, frozen=True, tag="job-over"):
-    """Admission saw the end of a job: its place in the VC is free."""
+    """Admission saw the end of a job: its place in the VC is free.
+
+    `end` is how a task of an array ended, and empty for other jobs.
+    """
 
     job: str
+    end: str = ""
 
 
 class JobBegan(Message, frozen=True, tag="job-began"):
-    """Admission saw a job get GPUs for the first time, in a VC with limits: it is not queued."""
+    """Admission saw a job get GPUs for the first time: it is not queued any more.
+
+    This is recorded in VCs with limits, and of tasks of arrays.
+    """
 
     job: str
 
@@ -148,6 +156,7 @@ AdmissionFact = (
     | PromiseFact
     | JobBegan
     | RolesSeen
+    | ArrayFact
 )
 
 # --- allocator -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from skep.ids import is_token
+from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
 from skep.wire.deadline import gpus_range, normal_time, time_problem
 from skep.wire.reasons import Reason
@@ -350,6 +351,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _size(spec.size)
     yield from _deadline(spec)
     yield from _waits(spec)
+    yield from _array(spec)
 
 
 def _is_image(name: str) -> bool:
@@ -526,6 +528,30 @@ def _twice(kind: str, at: int, job: str) -> Problem:
         text=f"`after` names {job} twice",
         suggestion="name each job once",
     )
+
+
+def _array(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with the tasks of an array, and what an array cannot have."""
+    if spec.array is None:
+        return
+    tasks = parse_array(spec.array)
+    if isinstance(tasks, str):
+        hint = "such as `0-99`, `0-9:2`, `1,3,7` or `0-99%8`"
+        yield Problem(path="$.array", reason=Reason.BAD_VALUE, text=tasks, suggestion=hint)
+    for key in ("finish_by", "qos"):
+        if getattr(spec, key) is not None:
+            yield Problem(
+                path=f"$.{key}",
+                reason=Reason.NOT_BUILT,
+                text="deadlines of arrays are not built yet",
+                suggestion=f"leave `{key}` out, or submit the tasks as jobs",
+            )
+    given = {*spec.env, *spec.secrets, *spec.secret_files}
+    for name in (name for name in VARIABLES if name in given):
+        yield _bad(f"$.env.{name}", "left out: Skep gives it to each task of an array")
+    if len(spec.env) + len(VARIABLES) > ENV_MAX:
+        most = ENV_MAX - len(VARIABLES)
+        yield _bad("$.env", f"at most {most} variables in an array")
 
 
 def _run_time_s(value: float | str) -> float | None:

@@ -39,6 +39,8 @@ class Reason(StrEnum):
     UNKNOWN_CLASS = "unknown-class"
     PROFILE_REFUSED = "profile-refused"
     ABOVE_PERSON_LIMIT = "above-person-limit"
+    NOTHING_FAILED = "nothing-failed"
+    TASKS = "tasks"
     NO_ROLE = "no-role"
     ROLE_TOO_LOW = "role-too-low"
     NOT_ITS_OWNER = "not-its-owner"
@@ -370,6 +372,8 @@ TEXT: dict[Reason, str] = {
     Reason.PIN_NEEDS_GUARANTEE: "only guaranteed jobs are placed in pinned cells",
     Reason.NO_TIME_ZONE: "a time without its zone is another instant in each zone",
     Reason.UNKNOWN_CLASS: "no class of service has this name",
+    Reason.TASKS: "what an array does follows from its tasks",
+    Reason.NOTHING_FAILED: "no task of the array is there to be begun again",
     Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
     Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
     Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would overrun",

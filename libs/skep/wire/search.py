@@ -287,6 +287,9 @@ def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
     if isinstance(given, dict):
         given = {"name": tree.get("name", ""), "vc": tree.get("vc", ""), **given}
     parsed = parse_tree(given)
+    if isinstance(parsed, JobSpec) and parsed.array is not None:
+        text = "a trial is one job: a search has no arrays"
+        return None, [Problem(path="$.array", reason=Reason.BAD_VALUE, text=text)]
     if isinstance(parsed, JobSpec):
         return parsed, []
     # What is wrong with the search's own name and VC is told there.

@@ -235,7 +235,8 @@ class JobSpec(_Part, frozen=True):
     the variables that hold their values in the job's processes; of `secret_files` a variable holds
     the path of a file with the value. A job waits outside of its queue for the jobs in `after`, for
     the time `begin` (a time with its zone, or a length such as `2h` after the submission), and with
-    `hold` until `skep release`.
+    `hold` until `skep release`. `array` names the tasks of an array, such as `0-99%8`: each becomes
+    a job of its own. `task` says which task a job is (`j7[3]`), and is given by admission alone.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -271,6 +272,8 @@ class JobSpec(_Part, frozen=True):
     after: After | None = None
     begin: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
     hold: bool = False
+    array: Words | None = None
+    task: Short = ""
 
     @property
     def is_distributed(self) -> bool:

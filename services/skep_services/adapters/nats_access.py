@@ -452,6 +452,8 @@ def _work(service: str, identity: str) -> Grants:
                         f"$JS.API.STREAM.MSG.GET.{SUBMIT}",
                         f"$JS.API.STREAM.PURGE.{SUBMIT}",
                         subjects.health(SEARCHES),
+                        # Tasks of arrays become jobs as submissions of their owner.
+                        *_asked_of_vcs(subjects.submit),
                     ),
                     (subjects.ADVICE_OUTLOOK, subjects.draft(service)),
                 )

@@ -1,4 +1,4 @@
-"""`skep ps`, `cancel` and `wait`."""
+"""`skep ps`, `cancel`, `retry` and `wait`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def options_ps(parser: ArgumentParser) -> None:
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--mine", action="store_true", help="your own jobs")
     whose.add_argument("--owner", metavar="PERSON", help="jobs of one person")
+    tasks = parser.add_mutually_exclusive_group()
+    tasks.add_argument("--tasks", action="store_true", help="the jobs of arrays' tasks, too")
+    tasks.add_argument(
+        "--array", metavar="JOB", help="the jobs of this array's tasks, and no other"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print job ids only")
     parser.add_argument(
         "-n", "--limit", type=positive, default=JOBS_SHOWN_MAX, metavar="N", help="N rows at most"
@@ -64,6 +69,8 @@ def run_ps(arguments: Namespace) -> int:
         limit=arguments.limit,
         owner=arguments.owner,
         mine=1 if arguments.mine else None,
+        tasks=1 if arguments.tasks else None,
+        array=arguments.array,
     )
     if arguments.json:
         print_raw(client.get_bytes(path))
@@ -71,7 +78,7 @@ def run_ps(arguments: Namespace) -> int:
     answer = client.get(path)
     rows = answer["jobs"]
     if arguments.quiet:
-        print("\n".join([row["job"] for row in rows])) if rows else None
+        print("\n".join([id_of(row) for row in rows])) if rows else None
         return exits.OK
     if not rows:
         say("no active jobs (`skep ps -a` shows ended ones)" if state == "active" else "no jobs")
@@ -105,12 +112,17 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
     ]
     etas = ["-" if (left := row["eta_s"]) is None else eta(left) for row in rows]
     ends = [ends_of(row, now_ns) for row in rows]
-    whys = [why(row["state"], row["why"], row["needs"]) for row in rows]
+    whys = [
+        tasks_text(counts)
+        if (counts := row.get("tasks"))
+        else why(row["state"], row["why"], row["needs"])
+        for row in rows
+    ]
     owners = [row.get("owner") or "-" for row in rows]
     # A cluster without people has no such column.
     owned = any(owner != "-" for owner in owners)
     return [
-        Column("JOB", [row["job"] for row in rows]),
+        Column("JOB", [row.get("task") or row["job"] for row in rows]),
         Column("NAME", [row["name"] for row in rows], narrow=8),
         Column("VC", [row["vc"] for row in rows], narrow=4, drop=3),
         *([Column("OWNER", owners, narrow=6, drop=4)] if owned else []),
@@ -127,6 +139,25 @@ def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
         Column("PLACE", [place(row) for row in rows], narrow=12, drop=10),
         Column("WHY", whys, narrow=14, drop=11),
     ]
+
+
+def id_of(row: dict[str, Any]) -> str:
+    """Return what a job is called: a task by its array and index, such as `j7[3]`."""
+    return str(row.get("task") or row["job"])
+
+
+def tasks_text(counts: dict[str, int]) -> str:
+    """Return how the tasks of an array stand: `100 tasks: 8 running, 92 to come`.
+
+    Args:
+        counts: The counts as the gateway has them.
+    """
+    kinds = ("running", "queued", "succeeded", "failed", "cancelled")
+    parts = [f"{counts[kind]} {kind}" for kind in kinds if counts[kind] > 0]
+    left = counts["total"] - sum(counts[kind] for kind in kinds)
+    if left > 0:
+        parts.append(f"{left} to come")
+    return f"{counts['total']} tasks: {', '.join(parts)}"
 
 
 def place(row: dict[str, Any]) -> str:
@@ -193,7 +224,12 @@ def positive(text: str) -> int:
 
 def options_cancel(parser: ArgumentParser) -> None:
     """Add what `cancel` takes."""
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help="jobs to end, by id or unique name")
+    parser.add_argument(
+        "jobs",
+        metavar="JOB",
+        nargs="+",
+        help="jobs to end, by id or unique name; an array ends as a whole, a task as j7[3] or j7_3",
+    )
 
 
 def run_cancel(arguments: Namespace) -> int:
@@ -232,6 +268,44 @@ def ask_cancel(client: Client, job: str) -> None:
         CommandError: The gateway cannot be reached, or refuses.
     """
     client.send("DELETE", f"/v1/jobs/{quote(job)}")
+
+
+# --- retry --------------------------------------------------------------------------------------
+
+
+def options_retry(parser: ArgumentParser) -> None:
+    """Add what `retry` takes."""
+    parser.add_argument(
+        "jobs", metavar="JOB", nargs="+", help="arrays whose failed tasks are begun anew"
+    )
+
+
+def run_retry(arguments: Namespace) -> int:
+    """Begin the failed tasks of arrays anew. The worst outcome among them is the exit code.
+
+    Raises:
+        CommandError: The cluster cannot be reached.
+    """
+    client = client_of(arguments)
+    results: list[dict[str, Any]] = []
+    worst = exits.OK
+    for job in dict.fromkeys(arguments.jobs):
+        try:
+            results.append(client.post(f"/v1/jobs/{quote(job)}/retry", {}))
+        except CommandError as error:
+            if error.code == exits.UNREACHABLE:
+                raise
+            worst = max(worst, error.code)
+            results.append({"job": job, "accepted": False, "error": error.error})
+    if arguments.json:
+        print_json({"jobs": results})
+        return worst
+    for result in results:
+        if "error" in result:
+            say(f"{result['job']}: {result['error']['text']}")
+        else:
+            print(f"the failed tasks of {result['job']} are begun anew")
+    return worst
 
 
 # --- wait -----------------------------------------------------------------------------------------
@@ -314,10 +388,12 @@ def reached(row: dict[str, Any], until: str) -> bool:
 
 def ended_text(row: dict[str, Any]) -> str:
     """Return one line about how a job stands."""
-    parts = [row["job"], row["state"]]
+    parts = [id_of(row), row["state"]]
     if row["started_at"] and row["ended_at"]:
         parts.append(f"after {render.duration(row['ended_at'] - row['started_at'])}")
-    if row["state"] in ("failed", "refused") and row.get("detail"):
+    if row.get("tasks"):
+        parts.append(f"({tasks_text(row['tasks'])})")
+    elif row["state"] in ("failed", "refused") and row.get("detail"):
         parts.append(f"({render.printable(row['detail'])})")
     elif (reason := why_of(row)) and row["state"] != "succeeded":
         parts.append(f"({reason})")
@@ -341,5 +417,6 @@ def seconds(text: str) -> float:
 COMMANDS = {
     "ps": Command(options_ps, run_ps),
     "cancel": Command(options_cancel, run_cancel),
+    "retry": Command(options_retry, run_retry),
     "wait": Command(options_wait, run_wait),
 }

@@ -97,7 +97,8 @@ def _suspend(
     closed: list[str],
 ) -> Leave:
     """Suspend what can be; note in `told` and `closed` what was asked of jobs and nodes."""
-    rows = client.get("/v1/jobs?state=active")["jobs"]
+    listed = client.get("/v1/jobs?state=active&tasks=1")["jobs"]
+    rows = [row for row in listed if not row.get("tasks")]  # Of an array it is its jobs that run.
     running = [row for row in rows if row["state"] == "running"]
     standing = [row["job"] for row in rows if row["state"] == "suspended"]
     if running and _has_devices(cluster):

@@ -61,10 +61,11 @@ def run_logs(arguments: Namespace) -> int:
     arguments.job = row["job"]  # Another job may get the same name meanwhile.
     ranks = ranks_of(arguments.rank, row)
     take = json_takers(ranks) if arguments.json else takers(ranks)
-    if arguments.follow:
+    if arguments.follow and not row.get("tasks"):
         follow_ranks(arguments, client, ranks, take)
         return exits.OK
-    if not row["attempt"] and not row.get("attempts"):
+    # What an array has no output of, the gateway says.
+    if not row["attempt"] and not row.get("attempts") and not row.get("tasks"):
         say(f"{row['job']} has no output: it is {row['state']} and was not started yet")
         return exits.OK
     for rank in ranks:

@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),
         "cancel": ("jobs", "end jobs"),
+        "retry": ("jobs", "begin the failed tasks of arrays anew"),
         "suspend": ("changes", "have jobs stand still; --release gives their GPUs to others"),
         "resume": ("changes", "have suspended jobs go on"),
         "checkpoint": ("changes", "have jobs store their state durably, and go on"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from skep_services.cli import exits, render
 from skep_services.cli.client import quote
-from skep_services.cli.jobs import ENDED, eta, why_of
+from skep_services.cli.jobs import ENDED, eta, tasks_text, why_of
 from skep_services.cli.ledger import trial_columns
 from skep_services.cli.options import Command, client_of, job_argument, print_raw
 from skep_services.cli.plan import tell_what_if
@@ -61,6 +61,8 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
     speed = f"{render.rate(row['rate_milli'])}, {steps} mini-batches" if row["steps"] else ""
     return [
         ("why", why_of(row)),
+        ("task", row.get("task") or ""),
+        ("tasks", _tasks(row, spec)),
         ("detail", row.get("detail") or ""),
         ("deadline", _deadline(row)),
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
@@ -89,6 +91,12 @@ def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("repeated by", ", ".join(row.get("repeated_by") or ())),
         ("trace", row.get("trace") or ""),
     ]
+
+
+def _tasks(row: dict[str, Any], spec: dict[str, Any]) -> str:
+    """Return which tasks an array has, and how they stand."""
+    counts = row.get("tasks")
+    return f"{spec.get('array') or ''}; {tasks_text(counts)}" if counts else ""
 
 
 def _starts(row: dict[str, Any], now_ns: int) -> str:
@@ -212,7 +220,7 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
         return f"{row['tier']}: {', '.join(can) or 'start and stop'}" + (
             f" ({allowed})" if allowed else ""
         )
-    if not spec:
+    if not spec or row.get("tasks"):
         return ""
     if row["steps"]:
         return "observed (mini-batches are seen)"

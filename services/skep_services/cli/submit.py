@@ -31,6 +31,9 @@ def options_spec(parser: ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the jobs, in place of what the files say")
     parser.add_argument("--vc", help="virtual cluster, in place of what the files say")
     parser.add_argument(
+        "--array", metavar="TASKS", help="make it an array, such as 0-99, 0-9:2, 1,3,7 or 0-99%%8"
+    )
+    parser.add_argument(
         "--set",
         dest="assignments",
         action="append",
@@ -80,7 +83,7 @@ def prepare(document: Document, arguments: Namespace, client: Client) -> None:
         return
     for assignment in arguments.assignments:
         specs.put(tree, assignment)
-    for key in ("name", "vc"):
+    for key in ("name", "vc", "array"):
         if (value := getattr(arguments, key)) is not None:
             tree[key] = value
     if tree.get("vc") is None:

@@ -25,6 +25,7 @@ from skep.wire.spec import Problem
 from skep_services.gateway.callers import Caller
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.route_rights import ACTIONS
+from skep_services.gateway.rows import Job
 from skep_services.service import ConfigurationError
 
 log = structlog.get_logger(service="gateway")
@@ -286,6 +287,18 @@ def wrong_vc(caller: Caller, vc: str) -> ApiError:
     error = ApiError(403, Reason.WRONG_VC, f"this token is for VC {caller.vc}, not {vc}")
     error.vc = vc
     return error
+
+
+def no_array(job: Job) -> None:
+    """Refuse an array where only one job will do.
+
+    Raises:
+        ApiError: It is one (422).
+    """
+    if job.row.tasks is not None:
+        name = job.row.job
+        text = f"{name} is an array: name a task of it, such as {name}[0]"
+        raise ApiError(422, Reason.CANNOT, text)
 
 
 def unknown_job(name: str) -> ApiError:

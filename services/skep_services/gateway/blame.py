@@ -17,7 +17,7 @@ from skep.ledger.blame.fold import told_of
 from skep.ledger.blame.told import Party, Share, Told, Total, VcTold, tell_vc
 from skep.wire.bounds import LogDecoder
 from skep.wire.reasons import Reason
-from skep_services.gateway.api import ApiError, caller_of, json_response
+from skep_services.gateway.api import ApiError, caller_of, json_response, no_array
 from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.jobs import Jobs
@@ -53,9 +53,11 @@ class Blames:
 
         Raises:
             ApiError: There is no such job (404).
+            no_array: An ApiError (422): it is an array.
             _unknown: An ApiError (409): nothing is known of its time.
         """
         job = await self._jobs.job(request)
+        no_array(job)
         told = told_of(self._indexer.fold.blame, job.row.job, self._clock.now())
         if told is None:
             stored = await self._indexer.blamed(job)

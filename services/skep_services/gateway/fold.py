@@ -34,6 +34,7 @@ from skep.ledger.state import ClusterState
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
+from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried, task_of
 from skep.wire.bearing import BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
@@ -86,7 +87,7 @@ from skep.wire.windows import (
     WindowEnded,
     WindowRefused,
 )
-from skep_services.gateway import changes, pledging
+from skep_services.gateway import arrays, changes, pledging
 from skep_services.gateway.holders import partners, use_of
 from skep_services.gateway.ledger import Ledger, Tried
 from skep_services.gateway.rows import ACTIVE, REPEATS_KEPT, Attempt, Event, Heard, Job, Row, State
@@ -350,6 +351,8 @@ class Fold:
                     changes.asked(job, fact)
             case EpochBegan():
                 job = None
+            case ArrayAdmitted() | TasksCancelled() | TasksRetried() | ArrayOver():
+                job = self._array_fact(fact)
             case PromiseJudged() | PromiseMade() | PromiseMoved() | PromiseBroken() | PromiseKept():
                 job = self._job(fact.job)
                 pledging.count(self.promises, self.broken, fact)
@@ -358,6 +361,21 @@ class Fold:
             case _:
                 return  # The others repeat what the allocator's facts say.
         self.note(fact, at, describe(fact), job)
+
+    def _array_fact(self, fact: arrays.ArrayFact) -> Job | None:
+        array = self._job(fact.array)
+        if array is not None:
+            if isinstance(fact, ArrayAdmitted):
+                self._described(array, fact)
+                array.key, array.row.owner = fact.key, fact.owner
+            arrays.take(array, fact)
+            self._settle(array)
+        return array
+
+    def _settle(self, array: Job) -> None:
+        """Have an array be in the state in which its tasks are."""
+        array.row.why = arrays.why_of(array)
+        self.enter(array, arrays.state_of(array))
 
     def _refused(self, fact: Refused, at: Instant) -> Job | None:
         job = self._job(fact.job)
@@ -664,7 +682,7 @@ class Fold:
 
     def enter(self, job: Job, state: State) -> None:
         """Have a job be in a state."""
-        name = job.row.job
+        name, before = job.row.job, job.row.state
         job.row.state = state
         if state in ACTIVE:
             self.recent.pop(name, None)
@@ -672,8 +690,13 @@ class Fold:
         else:
             self.active.pop(name, None)
             self.recent[name] = job
+        task = task_of(job.row.task) if job.row.task and before is not state else None
+        array = self._job(task[0]) if task is not None else None
+        if array is not None:
+            arrays.moved(array, before, job)
+            self._settle(array)
 
-    def _described(self, job: Job, fact: Admitted | JobQueued) -> None:
+    def _described(self, job: Job, fact: Admitted | JobQueued | ArrayAdmitted) -> None:
         """Take over the admitted spec and its owner, which ADMISSION and ALLOC both carry."""
         if job.spec_whole:
             return
@@ -684,6 +707,7 @@ class Fold:
         row.service_class, row.priority = spec.service_class, spec.priority
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
+        row.task = spec.task
         job.trace, job.spec_whole = fact.trace, True
         job.pinned = spec.resources.pinned
         self._specs[job.sequence] = codec.encode(spec)

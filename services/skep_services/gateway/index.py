@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from skep.ids import job_id
 from skep.ledger.blame.kept import keep as keep_blame
 from skep.ledger.snapshot import keep
 from skep.units import Instant
@@ -329,6 +330,12 @@ class Indexer:
         await self.settle()
         return self.model.blamed(job.sequence)
 
+    async def task(self, task: str) -> Job | None:
+        """Return the latest job of an array's task (`j7[3]`), or None if there is none."""
+        await self.settle()
+        sequence = self.model.task(task)
+        return None if sequence is None else self.fold.find(job_id(sequence))
+
     async def spec(self, job: Job) -> bytes | None:
         """Return a job's spec as it was admitted, else as published; None if none is stored."""
         await self.settle()
@@ -387,4 +394,5 @@ def _job_row(job: Job) -> JobRow:
         codec.encode(row),
         codec.encode(job),
         row.owner,
+        row.task,
     )

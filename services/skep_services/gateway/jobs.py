@@ -11,9 +11,11 @@ from aiohttp import web
 from skep.access.rights import Action
 from skep.ids import job_id, job_sequence
 from skep.wire import codec
+from skep.wire.array import task_id, task_of, tasks_of
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.changes import ASKS
 from skep.wire.reasons import Reason
+from skep_services.gateway import arrays
 from skep_services.gateway.api import (
     ApiError,
     caller_of,
@@ -100,13 +102,22 @@ class Jobs:
             raise ApiError(400, Reason.BAD_VALUE, f"`order` is one of {', '.join(ORDERS)}")
         name, limit = request.query.get("name", ""), number(request, "limit", LIMIT, LIMIT)
         owner = owner_in(request)
+        array, tasks = request.query.get("array", ""), bool(number(request, "tasks", 0))
+        if array:
+            array = await self._array(caller_of(request), array)
         self._drafts.estimates.refresh(vc)
         listed = Listed([], 0)
         # Memory first: a job that ends in between is then in both, not in neither.
         active = self._active(state, vc, name, owner) if state not in {"ended", *ENDED} else []
+        if array:
+            active = [job for job in active if job.row.task.startswith(f"{array}[")]
+        elif not tasks:
+            active = [job for job in active if not arrays.is_task(job)]
         if state in {"ended", "all", *ENDED}:
             ended = state if state in ENDED else ""
-            listed = await self._indexer.ended(JobQuery(limit, vc, ended, name, owner))
+            listed = await self._indexer.ended(
+                JobQuery(limit, vc, ended, name, owner, tasks, array)
+            )
         return raw_response(_table(active, listed, order, limit))
 
     async def submit(self, request: web.Request) -> web.StreamResponse:
@@ -224,10 +235,12 @@ class Jobs:
         return json_response({**done.body, "of": job.row.job}, done.status)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """Ask for a job's end."""
-        caller, job = caller_of(request), await self.job(request)
+        """Ask for the end of a job, an array, or a task, which need not be a job yet."""
+        caller, task = caller_of(request), task_of(request.match_info["job"])
+        job = await self.job(request) if task is None else self._by_id(caller, task[0])
         check(Action.CANCEL, caller, job.row.vc, job.row.owner)
-        done = await self._submitter.cancel(caller, job)
+        name = job.row.job if task is None else task_id(*task)
+        done = await self._submitter.cancel(caller, job, name)
         return json_response(done.body, done.status)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
@@ -294,7 +307,11 @@ class Jobs:
         """
         if job_sequence(name) is not None:
             return self._by_id(caller, name)
-        found = [job.row.job for job in self._active("active", caller.sees, name)]
+        task = task_of(name)
+        if task is not None:
+            return await self._task(caller, *task)
+        active = self._active("active", caller.sees, name)
+        found = [job.row.job for job in active if not arrays.is_task(job)]
         count = len(found)
         if not found:
             ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, caller.sees, name=name))
@@ -307,6 +324,34 @@ class Jobs:
         if not found:
             raise unknown_job(name)
         return self._by_id(caller, found[0])
+
+    async def _array(self, caller: Caller, name: str) -> str:
+        """Return the id of an array.
+
+        Raises:
+            ApiError: The job is no array (422).
+        """
+        row = (await self.named(caller, name)).row
+        if row.tasks is None:
+            raise ApiError(422, Reason.CANNOT, f"{row.job} is no array: it has no tasks")
+        return row.job
+
+    async def _task(self, caller: Caller, name: str, index: int) -> Job:
+        """Return the latest job of an array's task.
+
+        Raises:
+            ApiError: The array has no such task, or it is no job (404).
+        """
+        array, task = self._by_id(caller, name), task_id(name, index)
+        job = await self._indexer.task(task)
+        if job is not None:
+            return job
+        text = f"{task} is no job: it waits for its turn, or was cancelled before"
+        if array.row.tasks is None:
+            text = f"{name} is no array: it has no task {index}"
+        elif array.array and index not in tasks_of(array.array):
+            text = f"array {name} has no task {index}: it has {array.array}"
+        raise ApiError(404, Reason.UNKNOWN_JOB, text)
 
     def _by_id(self, caller: Caller, name: str) -> Job:
         job = self._indexer.fold.find(name)

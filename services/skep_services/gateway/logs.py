@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from skep.wire import codec, subjects
-from skep_services.gateway.api import ApiError
+from skep_services.gateway.api import ApiError, no_array
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import ENDED, Job, Part
 from skep_services.gateway.watch import Watch
@@ -50,6 +50,7 @@ class Logs:
             ApiError: There is no such attempt or rank, and waiting would not help (404).
         """
         name, workers = job.row.job, job.row.workers
+        no_array(job)
         chosen = job.row.attempt if attempt is None else attempt
         if workers and rank >= workers:
             raise ApiError(404, "no-rank", f"{name} has ranks 0 to {workers - 1}")

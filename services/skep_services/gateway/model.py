@@ -21,9 +21,12 @@ from skep_services.gateway.callers import Only
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Heard, Job
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised with every change of a table or of a stored document."""
-MIGRATIONS = {5: "ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT ''"}
+MIGRATIONS = {
+    5: "ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+    6: "ALTER TABLE jobs ADD COLUMN task TEXT NOT NULL DEFAULT ''",
+}
 """What makes a file of a version one of the next. The streams may lack what it has: it is kept."""
 
 EVENTS_KEPT = 1_000_000
@@ -44,7 +47,7 @@ SCHEMA = f"""
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), doc BLOB NOT NULL);
 CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, phase INTEGER NOT NULL, vc TEXT NOT NULL,
                    state TEXT NOT NULL, name TEXT NOT NULL, line BLOB NOT NULL, doc BLOB NOT NULL,
-                   owner TEXT NOT NULL DEFAULT '');
+                   owner TEXT NOT NULL DEFAULT '', task TEXT NOT NULL DEFAULT '');
 CREATE INDEX jobs_by_phase ON jobs (phase, vc);
 CREATE TABLE specs (sequence INTEGER PRIMARY KEY, spec BLOB NOT NULL);
 CREATE TABLE nodes (node TEXT PRIMARY KEY, doc BLOB NOT NULL) WITHOUT ROWID;
@@ -62,11 +65,14 @@ KEPT = "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, doc BLOB NO
 BLAME_KEPT = "CREATE TABLE IF NOT EXISTS blame_kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 """Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
+BY_TASK = "CREATE INDEX IF NOT EXISTS jobs_by_task ON jobs (task) WHERE task != ''"
+"""The jobs that are tasks of arrays. Likewise."""
 
 PUT_JOB = """
-INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
+INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sequence) DO UPDATE SET
 phase = excluded.phase, vc = excluded.vc, state = excluded.state, name = excluded.name,
-line = excluded.line, doc = excluded.doc, owner = excluded.owner
+line = excluded.line, doc = excluded.doc, owner = excluded.owner,
+task = excluded.task
 """
 
 REBUILD_ON = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
@@ -122,7 +128,7 @@ class Start(NamedTuple):
     blame: list[blame_kept.Kept]
 
 
-JobRow = tuple[int, int, str, str, str, bytes, bytes, str]
+JobRow = tuple[int, int, str, str, str, bytes, bytes, str, str]
 """A row of the table of jobs."""
 
 
@@ -145,13 +151,18 @@ class Batch(NamedTuple):
 
 
 class JobQuery(NamedTuple):
-    """Which ended jobs to list. Empty texts do not filter."""
+    """Which ended jobs to list. Empty texts do not filter.
+
+    `array` lists the tasks of that array alone; without `tasks` those of arrays are left out.
+    """
 
     limit: int
     vc: Only = ""
     state: str = ""
     name: str = ""
     owner: str = ""
+    tasks: bool = False
+    array: str = ""
 
 
 class EventQuery(NamedTuple):
@@ -259,6 +270,12 @@ class Model:
         row = found.fetchone()
         return bytes(row[0]) if row is not None else None
 
+    def task(self, task: str) -> int | None:
+        """Return the sequence of the latest job of an array's task, or None if there is none."""
+        found = self._looker.execute("SELECT max(sequence) FROM jobs WHERE task = ?", (task,))
+        sequence = found.fetchone()[0]
+        return None if sequence is None else int(sequence)
+
     def blamed(self, sequence: int) -> bytes | None:
         """Return where the time of an ended job went as JSON, or None."""
         found = self._looker.execute("SELECT doc FROM blamed WHERE sequence = ?", (sequence,))
@@ -276,6 +293,11 @@ class Model:
                 "owner = ?": query.owner,
             }
         )
+        if query.array:  # `j7[3]` is between `j7[` and what follows on it.
+            where += " AND task > ? AND task < ?"
+            values += [f"{query.array}[", f"{query.array}\\"]
+        elif not query.tasks:
+            where += " AND task = ''"
         # The condition is made of our own words; what a client says goes in as a value.
         table = f"FROM jobs WHERE {where}"
         total = self._reader.execute(f"SELECT count(*) {table}", values).fetchone()[0]
@@ -324,7 +346,7 @@ class Model:
         if version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
-        for table in (KEPT, BLAME_KEPT, BLAMED):
+        for table in (KEPT, BLAME_KEPT, BLAMED, BY_TASK):
             self._writer.execute(table)
         return self._read_start()
 

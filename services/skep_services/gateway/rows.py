@@ -75,6 +75,32 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
 
 
+class TaskCounts(msgspec.Struct, kw_only=True):
+    """How the tasks of an array stand. `most`: so many are jobs at once; 0: any number."""
+
+    total: int = 0
+    most: int = 0
+    queued: int = 0
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Return how many are not jobs yet."""
+        jobs = self.queued + self.running + self.succeeded + self.failed + self.cancelled
+        return max(0, self.total - jobs)
+
+    def text(self) -> str:
+        """Return one line: `100 tasks: 8 running, 92 to come`."""
+        kinds = ("running", "queued", "succeeded", "failed", "cancelled")
+        parts = [f"{count} {kind}" for kind in kinds if (count := getattr(self, kind)) > 0]
+        if self.waiting:
+            parts.append(f"{self.waiting} to come")
+        return f"{self.total} tasks: {', '.join(parts)}"
+
+
 class Row(msgspec.Struct, kw_only=True, gc=False):
     """One line of `skep ps`. Rates are thousandths of a mini-batch per second.
 
@@ -114,6 +140,10 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     """When it starts and ends; None: it has ended, or nothing can be said."""
     owner: str = ""
     """The person that submitted it; empty: its VC as a whole did."""
+    task: str = ""
+    """Which task of which array it is: `j7[3]`."""
+    tasks: TaskCounts | None = None
+    """Of an array: how its tasks stand."""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -270,6 +300,10 @@ class Job(msgspec.Struct, kw_only=True):
     asks: list[Asked] = []
     pledged: Pledged | None = None
     """What was answered to its deadline."""
+    array: str = ""
+    """The tasks of an array, as its spec has them."""
+    array_end: str = ""
+    """How an array ended, while it has."""
 
     def asked(self, number: int) -> Asked:
         """Return a request, made if nothing was heard of it before; the oldest make room."""

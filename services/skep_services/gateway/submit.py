@@ -147,8 +147,12 @@ class Submitter:
             tell("gateway submit", trace, began, self._clock.now(), {"job": job, "vc": vc})
             await self._tracer.flush()
 
-    async def cancel(self, caller: Caller, job: Job) -> Answer:
+    async def cancel(self, caller: Caller, job: Job, name: str) -> Answer:
         """Publish a cancellation and return what became of it.
+
+        Args:
+            job: The job or array.
+            name: What is cancelled: the job, or a task of the array.
 
         Raises:
             ApiError: The job has already ended (409), or the bus does not take it (503).
@@ -163,7 +167,7 @@ class Submitter:
         inbox, pending = self._ask(row.vc, caller.person)
         pending.job = row.job
         headers = {subjects.REPLY_HEADER: inbox}
-        body = codec.encode({"job": row.job})
+        body = codec.encode({"job": name})
         try:
             subject = subjects.cancel(row.vc, caller.person)
             await self._publish(subject, body, secrets.token_hex(16), headers)
@@ -172,12 +176,13 @@ class Submitter:
             del self._pending[inbox]
         verdict = pending.verdict
         if verdict is None:
-            return Answer(202, {"job": row.job, "accepted": None})
+            return Answer(202, {"job": name, "accepted": None})
         if verdict.accepted:
-            return Answer(202, {"job": row.job, "accepted": True})
-        if verdict.reason is Reason.UNKNOWN_JOB:
+            return Answer(202, {"job": name, "accepted": True})
+        if verdict.reason is Reason.UNKNOWN_JOB and name == row.job:
             raise unknown_job(row.job)
-        raise refused(_status(verdict.reason, 409), verdict.reason, verdict.problems, row.job)
+        status = 404 if verdict.reason is Reason.UNKNOWN_JOB else 409
+        raise refused(_status(verdict.reason, status), verdict.reason, verdict.problems, row.job)
 
     async def ask(self, caller: Caller, job: Job, name: str, options: dict[str, Any]) -> Answer:
         """Publish a request for a change and return the verdict on it.
@@ -196,7 +201,7 @@ class Submitter:
             unknown_job: An ApiError (404): admission knows no such job.
         """
         row = job.row
-        if row.state in ENDED:
+        if row.state in ENDED and name != "retry":
             text = f"{row.job} has already ended: {row.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text, job=row.job)
         body = codec.encode({**options, "ask": name, "job": row.job})
@@ -217,14 +222,16 @@ class Submitter:
         log.info("change asked for", job=row.job, ask=name, number=number, by=caller.name)
         accepted = verdict.accepted if verdict is not None else None
         if verdict is None or accepted:
-            await self._watch.until(row.job, lambda: _taken(job, number), TAKEN_TIMEOUT_S)
-            _raise_if_refused(job, number)
+            if name != "retry":  # Which is admission's own.
+                await self._watch.until(row.job, lambda: _taken(job, number), TAKEN_TIMEOUT_S)
+                _raise_if_refused(job, number)
             return Answer(
                 202, {"job": row.job, "ask": name, "number": number, "accepted": accepted}
             )
         if verdict.reason is Reason.UNKNOWN_JOB:
             raise unknown_job(row.job)
-        status = 409 if verdict.reason is Reason.ALREADY_ENDED else 422
+        over = verdict.reason in (Reason.ALREADY_ENDED, Reason.NOTHING_FAILED)
+        status = 409 if over else 422
         raise refused(_status(verdict.reason, status), verdict.reason, verdict.problems, row.job)
 
     async def search(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from skep.units import NS_PER_SECOND
 from skep.wire import (
+    array,
     changes,
     facts,
     findings,
@@ -283,6 +284,22 @@ def _seldom(fact: Any) -> Line | None:
             return Line(f"window {name} {'is cancelled' if cancelled else 'is over'}")
         case facts.EpochBegan(epoch=epoch, owner=owner):
             return Line(f"{owner} began epoch {epoch}")
+        case _:
+            return _of_array(fact)
+
+
+def _of_array(fact: Any) -> Line | None:
+    match fact:
+        case array.ArrayAdmitted(spec=spec):
+            return Line(f"is an array of the tasks {spec.array}")
+        case array.TasksCancelled(tasks=tasks, whole=whole):
+            named = "the array" if whole else f"task {tasks}"
+            return Line(f"cancellation of {named} asked for", reason=Reason.CANCELLED)
+        case array.TasksRetried(tasks=tasks):
+            return Line(f"the tasks {tasks} are begun again", reason=Reason.REQUESTED)
+        case array.ArrayOver(succeeded=succeeded, failed=failed, cancelled=cancelled):
+            counts = f"{succeeded} succeeded, {failed} failed, {cancelled} were cancelled"
+            return Line(f"all tasks have ended: {counts}")
         case _:
             return None
 

@@ -28,7 +28,7 @@ from skep.wire.drafts import (
     Touched,
 )
 from skep.wire.reasons import TEXT, Reason
-from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep.wire.spec import SPEC_BYTES_MAX, JobSpec, Problem
 from skep_services.gateway.api import ApiError
 from skep_services.gateway.callers import Caller
 from skep_services.gateway.estimates import Estimates
@@ -104,6 +104,11 @@ class Drafts:
         judged = await self._judge(vc, body, caller.person)
         if judged.spec is None:
             raise refused(422, judged.problems[0].reason, judged.problems, None)
+        if judged.spec.array is not None:
+            text = "plans of arrays are not built yet"
+            hint = "leave `array` out, and it is one task that is planned"
+            problem = Problem(path="$.array", reason=Reason.NOT_BUILT, text=text, suggestion=hint)
+            raise refused(422, problem.reason, (problem,), None)
         question = Question(spec=judged.spec, remaining=self._remaining())
         answer = await self._answer(question, caller)
         if answer.problem or answer.outcome is None:

@@ -12,6 +12,7 @@ from skep.ledger.attempts import request
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.deadline import told
 from skep.wire.reasons import TEXT, Reason
+from skep_services.gateway import arrays
 from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.following import sentence
@@ -40,6 +41,8 @@ JOBS_NAMED = 4
 def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
     """Return the answer of `/v1/jobs/{job}/why`."""
     row = job.row
+    if row.tasks is not None:
+        return arrays.explain(job)
     reasons: list[dict[str, str]] = []
     would_change: list[str] = []
     match row.state:

@@ -29,6 +29,7 @@ from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
 from skep.machines.admission import person_limits
 from skep.machines.admission.allowing import Allowing, action_of
+from skep.machines.admission.arrays import Array, ArrayKept, Arrays, task_spec
 from skep.machines.admission.depending import Known
 from skep.machines.admission.hardware import Hardware
 from skep.machines.admission.promising import HEARD, Answered, Promising
@@ -40,8 +41,19 @@ from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import Advice, Outlook, QueueAdvice
+from skep.wire.array import (
+    ARRAY_KEYS,
+    ArrayAdmitted,
+    ArrayOver,
+    TasksCancelled,
+    TasksRetried,
+    as_ranges,
+    task_of,
+    task_of_key,
+    tasks_of,
+)
 from skep.wire.bounds import UNDECODABLE
-from skep.wire.changes import Ask, AskPack, AskPriority, AskResize, ChangeAsked, parse_ask
+from skep.wire.changes import Ask, AskPack, AskPriority, AskResize, AskRetry, ChangeAsked, parse_ask
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -106,7 +118,9 @@ class ActiveJob(msgspec.Struct):
     person: str = ""
     """Whose it is, for limits: its owner's, or as its label says."""
     began: bool = False
-    """It has had GPUs, as far as that matters for a limit."""
+    """It has had GPUs, as far as that matters for a limit or an array."""
+    task: str = ""
+    """Which task of which array it is."""
     name: str = ""
     """For jobs that wait for it."""
 
@@ -147,7 +161,7 @@ class EndedKept(msgspec.Struct, frozen=True, tag="ended-kept"):
     jobs: tuple[tuple[str, str, str], ...]
 
 
-OwnKept = AdmissionKept | ActiveKept | KeysKept | RefusedKept | EndedKept | PledgesKept
+OwnKept = AdmissionKept | ActiveKept | ArrayKept | KeysKept | RefusedKept | EndedKept | PledgesKept
 Kept = OwnKept | NodeSeen | CellsSeen | RolesSeen
 
 JUDGED_MAX = 4096
@@ -200,6 +214,8 @@ class AdmissionMachine:
         self.pledges = Pledges()
         """What is promised to which job."""
         self.promising = Promising(self.pledges)
+        self.arrays = Arrays()
+        """Arrays, and which of their tasks become jobs when."""
         self.allowing = Allowing()
         """What people may ask."""
         self.known = Known()
@@ -231,6 +247,7 @@ class AdmissionMachine:
             case Outlook():
                 self.promising.measurements.hear(event, now)
             case Restarted():
+                self.arrays.restarted()
                 self._quiet_until = after(now, RESTART_PAUSE)
                 self.promising.measurements.began(now)
             case Tick() | Unreadable():
@@ -246,6 +263,7 @@ class AdmissionMachine:
                 self.promising.measured(now, self._record)
             if not self.promising.due(now, self._record):
                 self._quiet_until = after(now, AGAIN_AFTER)
+        self._follow_arrays(now)
         return self._effects
 
     def _news(self, event: Facts, now: Instant) -> None:
@@ -255,7 +273,8 @@ class AdmissionMachine:
         for fact in event.facts:
             if isinstance(fact, JobEnded) and fact.job in self.active:
                 self.promising.ended(fact, self._record)
-                self._record(JobOver(job=fact.job))
+                end = fact.end.value if self.active[fact.job].task else ""
+                self._record(JobOver(job=fact.job, end=end))
             elif isinstance(fact, JobBound):
                 self._began(fact.job)
             elif isinstance(fact, HEARD):
@@ -268,10 +287,15 @@ class AdmissionMachine:
                 self._record(CellsSeen(cluster=fact.cluster))
 
     def _began(self, name: str) -> None:
-        """Take over that a job has GPUs, where that makes room for a further one of its person."""
+        """Take over that a job has GPUs, where that makes room for a further one.
+
+        It does for its person, where there are limits, and in its array.
+        """
         job = self.active.get(name)
-        vc = self.vcs.get(job.vc) if job is not None and not job.began else None
-        if vc is not None and vc.limits is not None:
+        if job is None or job.began:
+            return
+        vc = self.vcs.get(job.vc)
+        if job.task or (vc is not None and vc.limits is not None):
             self._record(JobBegan(job=name))
 
     def _set_vcs(self, event: SetVcs) -> None:
@@ -298,6 +322,7 @@ class AdmissionMachine:
         kept.append(CellsSeen(cluster=self.cells))
         kept += self.nodes.values()
         kept += self.allowing.snapshot()
+        kept += self.arrays.snapshot()  # Before their jobs.
         kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
         keys = ((vc, key, job) for (vc, key), job in self.keys.items())
         kept += [KeysKept(piece) for piece in _pieces(keys)]
@@ -318,6 +343,11 @@ class AdmissionMachine:
                 for name, job in kept.jobs:
                     self._count_queued(job, 1)
                     self.known.add(name, job.vc, job.name)
+                    if job.task:
+                        self.arrays.restore_job(job.task, name, began=job.began)
+            case ArrayKept():
+                array = self.arrays.restore(kept)
+                self._add_queued((array.spec.vc, array.person), len(array.waiting))
             case KeysKept():
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
@@ -344,42 +374,24 @@ class AdmissionMachine:
                 self.nodes[fact.node] = fact
                 self._hardware = None
             case Admitted():
-                self._answered(fact.job, fact.spec.vc, fact.key, fact.owner)
-                job = ActiveJob(
-                    vc=fact.spec.vc,
-                    gpus=fact.spec.gpus,
-                    guaranteed=not fact.spec.opportunistic,
-                    elastic=fact.spec.elastic,
-                    ps=fact.spec.ps,
-                    owner=fact.owner,
-                    person=person_of(fact.owner, fact.spec.labels),
-                    name=fact.spec.name,
-                )
-                self.active[fact.job] = job
-                self.known.add(fact.job, job.vc, job.name)
-                self.count(job, 1)
-                self.pledges.add(fact.job, fact.spec)
+                self._apply_admitted(fact)
             case Refused():
-                self._answered(fact.job, fact.vc, fact.key, fact.owner)
-                if fact.key:
-                    self.refused[fact.job] = None
+                self._apply_refused(fact)
             case Repeated():
                 self._answered(fact.job, fact.vc, "")
             case CancelAsked():
                 self.active[fact.job].cancelling = True
                 self.pledges.cancel(fact.job)
             case JobBegan():
-                job = self.active[fact.job]
-                self._count_queued(job, -1)
-                job.began = True
+                self._apply_began(fact)
             case ChangeAsked():
                 self.last_asked = fact.number
             case RolesSeen():
                 self.allowing.apply(fact)
             case JobOver():
-                self.count(self.active.pop(fact.job), -1)
-                self.known.over(fact.job)
-                self.pledges.remove(fact.job)
+                self._apply_over(fact)
+            case ArrayAdmitted() | TasksCancelled() | TasksRetried() | ArrayOver():
+                self._apply_array(fact)
             case (
                 PromiseJudged()
                 | PromiseMade()
@@ -394,12 +406,54 @@ class AdmissionMachine:
             case _:
                 self._restore(fact)
 
+    def _apply_admitted(self, fact: Admitted) -> None:
+        self._answered(fact.job, fact.spec.vc, fact.key, fact.owner)
+        job = ActiveJob(
+            vc=fact.spec.vc,
+            gpus=fact.spec.gpus,
+            guaranteed=not fact.spec.opportunistic,
+            elastic=fact.spec.elastic,
+            ps=fact.spec.ps,
+            owner=fact.owner,
+            person=person_of(fact.owner, fact.spec.labels),
+            task=fact.spec.task,
+            name=fact.spec.name,
+        )
+        self.active[fact.job] = job
+        self.known.add(fact.job, job.vc, job.name)
+        self.count(job, 1)
+        if job.task:
+            self._count_waiting(self.arrays.admitted(job.task, fact.job), -1)
+        self.pledges.add(fact.job, fact.spec)
+
+    def _apply_refused(self, fact: Refused) -> None:
+        self._answered(fact.job, fact.vc, fact.key, fact.owner)
+        if fact.key:
+            self.refused[fact.job] = None
+
+    def _apply_began(self, fact: JobBegan) -> None:
+        job = self.active[fact.job]
+        self._count_queued(job, -1)
+        job.began = True
+        if job.task:
+            self.arrays.began(job.task)
+
+    def _apply_over(self, fact: JobOver) -> None:
+        job = self.active.pop(fact.job)
+        self.count(job, -1)
+        if job.task:
+            self.arrays.job_over(job.task, fact.end, began=job.began)
+        self.known.over(fact.job)
+        self.pledges.remove(fact.job)
+
     def wake_at(self) -> Instant | None:
-        """Return when a promise has to be judged again; None: never."""
-        if self.promising.measurements.pending:
-            return self._quiet_until
+        """Return when a promise has to be judged, or a task published, again; None: never."""
+        task = self.arrays.wake_at()
         check = self.pledges.next_check()
-        return None if check is None else max(check[0], self._quiet_until)
+        if self.promising.measurements.pending:
+            return min(self._quiet_until, task or self._quiet_until)
+        judged = None if check is None else max(check[0], self._quiet_until)
+        return min((each for each in (task, judged) if each is not None), default=None)
 
     def check(self) -> None:
         """Assert that the counts are those of the unfinished jobs.
@@ -412,6 +466,12 @@ class AdmissionMachine:
         for job in self.active.values():
             jobs[job.vc] = jobs.get(job.vc, 0) + 1
             gpus[job.vc] = gpus.get(job.vc, 0) + (job.gpus if job.guaranteed else 0)
+        for array in self.arrays.arrays.values():
+            vc, waiting = array.spec.vc, len(array.waiting)
+            jobs[vc] = jobs.get(vc, 0) + waiting
+            each = 0 if array.spec.opportunistic else array.spec.gpus
+            gpus[vc] = gpus.get(vc, 0) + waiting * each
+        jobs = {vc: n for vc, n in jobs.items() if n}
         assert {vc: n for vc, n in self.outstanding_jobs.items() if n} == jobs
         assert {vc: n for vc, n in self.outstanding_gpus.items() if n} == {
             vc: n for vc, n in gpus.items() if n
@@ -421,9 +481,14 @@ class AdmissionMachine:
         for job in self.active.values():
             if not job.began:
                 queued[job.vc, job.person] = queued.get((job.vc, job.person), 0) + 1
+        for array in self.arrays.arrays.values():
+            if array.waiting:
+                whose = array.spec.vc, array.person
+                queued[whose] = queued.get(whose, 0) + len(array.waiting)
         assert self.queued == queued
         assert self.known.unfinished.keys() == self.active.keys()
         self.known.check()
+        self.arrays.check()
         self.pledges.check()
         self.promising.measurements.check()
 
@@ -450,10 +515,19 @@ class AdmissionMachine:
 
     def _count_queued(self, job: ActiveJob, sign: int) -> None:
         """Add a job that has not begun to the count of its person, or take it out of it."""
-        if job.began:
-            return
-        whose = job.vc, job.person
-        left = self.queued.get(whose, 0) + sign
+        if not job.began:
+            self._add_queued((job.vc, job.person), sign)
+
+    def _count_waiting(self, array: Array, tasks: int) -> None:
+        """Count tasks of an array that wait (less than 0: no longer) as so many jobs."""
+        vc, jobs, gpus = array.spec.vc, self.outstanding_jobs, self.outstanding_gpus
+        each = 0 if array.spec.opportunistic else array.spec.gpus
+        jobs[vc] = jobs.get(vc, 0) + tasks
+        gpus[vc] = gpus.get(vc, 0) + tasks * each
+        self._add_queued((vc, array.person), tasks)
+
+    def _add_queued(self, whose: tuple[str, str], jobs: int) -> None:
+        left = self.queued.get(whose, 0) + jobs
         if left:
             self.queued[whose] = left
         else:
@@ -487,7 +561,13 @@ class AdmissionMachine:
 
     def _first_submission(self, event: Submission, now: Instant) -> Verdict:
         key = event.key
-        if len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
+        parsed: JobSpec | list[Problem]
+        if key.startswith(ARRAY_KEYS):
+            task = self._task(event)
+            if isinstance(task, JobSpec):
+                return self._admit(event, Answered(task), key, now)
+            parsed = [task]
+        elif len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
             parsed = self.judge(event.vc, parse_spec(event.raw), key, event.owner)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
@@ -516,7 +596,19 @@ class AdmissionMachine:
         return Verdict(job=event.job, accepted=False, reason=problems[0].reason, problems=problems)
 
     def _admit(self, event: Submission, answered: Answered, key: str, now: Instant) -> Verdict:
-        """Let a submission become a job, with its promise if it has one."""
+        """Let a submission become a job, with its promise if it has one, or an array."""
+        if answered.spec.array is not None:
+            self._record(
+                ArrayAdmitted(
+                    array=event.job,
+                    spec=answered.spec,
+                    submitted_at=event.at,
+                    key=key,
+                    trace=event.trace,
+                    owner=event.owner,
+                )
+            )
+            return Verdict(job=event.job, accepted=True)
         self._record(
             Admitted(
                 job=event.job,
@@ -574,13 +666,14 @@ class AdmissionMachine:
         problem = (
             self.allowing.submission(person, vc, parsed.priority, self.vcs[vc])
             or _search_problem(parsed, key)
+            or _task_problem(parsed)
             or self._impossible(parsed)
-            or self._too_many(parsed)
-            or self._above_limits(parsed, person)
+            or self._too_many(parsed, jobs := _jobs(parsed))
+            or self._above_limits(parsed, person_of(person, parsed.labels), jobs)
         )
         if problem is not None:
             return [problem]
-        judged = self._within_quota(parsed)
+        judged = self._within_quota(parsed, jobs)
         fitting = self._fitting(judged) if isinstance(judged, JobSpec) else judged
         return self.known.resolved(fitting) if isinstance(fitting, JobSpec) else fitting
 
@@ -617,11 +710,16 @@ class AdmissionMachine:
             known[request] = impossible(self.cells, request)
         return known[request]
 
-    def _too_many(self, spec: JobSpec) -> Problem | None:
-        config = self.vcs[spec.vc]
-        if self.outstanding_jobs.get(spec.vc, 0) < config.jobs_max:
+    def _too_many(self, spec: JobSpec, jobs: int) -> Problem | None:
+        config, has = self.vcs[spec.vc], self.outstanding_jobs.get(spec.vc, 0)
+        if has + jobs <= config.jobs_max:
             return None
         text = f"`{spec.vc}` has {config.jobs_max} unfinished jobs, as many as it may have"
+        if has < config.jobs_max:
+            text = (
+                f"`{spec.vc}` has {has} unfinished jobs and may have {config.jobs_max}: "
+                f"{jobs} tasks are too many"
+            )
         return Problem(
             path="$.vc",
             reason=Reason.TOO_MANY_JOBS,
@@ -629,22 +727,21 @@ class AdmissionMachine:
             suggestion="wait for some to end, or cancel some",
         )
 
-    def _above_limits(self, spec: JobSpec, owner: str) -> Problem | None:
-        """Return why a person may not have one more job in its VC."""
+    def _above_limits(self, spec: JobSpec, person: str, jobs: int) -> Problem | None:
+        """Return why a person may not have so many more jobs in its VC."""
         limits = self.vcs[spec.vc].limits
         if limits is None:
             return None
-        person = person_of(owner, spec.labels)
         queued = self.queued.get((spec.vc, person), 0)
-        return person_limits.problem(limits, person, queued, spec)
+        return person_limits.problem(limits, person, queued, spec, jobs)
 
-    def _within_quota(self, spec: JobSpec) -> JobSpec | list[Problem]:
+    def _within_quota(self, spec: JobSpec, jobs: int) -> JobSpec | list[Problem]:
         """Return the spec, made opportunistic if it asked for that, or why quota refuses it."""
         if spec.opportunistic:
             return spec
         quota = self.promised[spec.vc]
         used = self.outstanding_gpus.get(spec.vc, 0)
-        if spec.gpus <= quota and (used + spec.gpus <= quota or spec.over_quota != "refuse"):
+        if spec.gpus <= quota and (used + jobs * spec.gpus <= quota or spec.over_quota != "refuse"):
             return spec
         if spec.gpus > quota:
             if spec.over_quota == "opportunistic":
@@ -672,12 +769,58 @@ class AdmissionMachine:
             self._hardware = Hardware(self.nodes.values())
         return self._hardware.problem(spec, self.cells)
 
+    # --- arrays ------------------------------------------------------------------------------
+
+    def _task(self, event: Submission) -> JobSpec | Problem:
+        """Return the spec of the task that a submission begins, or why it begins none.
+
+        A client that may publish for the array's owner may publish this too. It begins nothing
+        that is not to begin now, and nothing else than was admitted.
+        """
+        name, index = task_of_key(event.key) or ("", 0)
+        array = self.arrays.unfinished(name)
+        own = array is not None and (array.spec.vc, array.owner) == (event.vc, event.owner)
+        if array is not None and own and index in array.next():
+            return task_spec(name, array, index)
+        return Problem(
+            path=f"header {subjects.KEY_HEADER}",
+            reason=Reason.BAD_VALUE,
+            text=f"keys that begin with `{ARRAY_KEYS}` begin tasks, and no such task is to begin",
+            suggestion="use another key",
+        )
+
+    def _follow_arrays(self, now: Instant) -> None:
+        """End arrays whose tasks have all ended, and have further tasks become jobs."""
+        for job in self.arrays.to_cancel(lambda job: self.active[job].cancelling):
+            self._record(CancelAsked(job=job))
+        for name in self.arrays.touched():
+            over = self.arrays.ended(name, now)
+            if over is not None:
+                self._record(over)
+        self._effects += self.arrays.follow(now)
+
+    def _apply_array(self, fact: ArrayAdmitted | TasksCancelled | TasksRetried | ArrayOver) -> None:
+        match fact:
+            case ArrayAdmitted():
+                self._answered(fact.array, fact.spec.vc, fact.key, fact.owner)
+                array = self.arrays.begin(fact, person_of(fact.owner, fact.spec.labels))
+                self._count_waiting(array, len(array.waiting))
+            case TasksCancelled():
+                array, gone = self.arrays.cancelled(fact)
+                self._count_waiting(array, -gone)
+            case TasksRetried():
+                array, again = self.arrays.retried(fact)
+                self._count_waiting(array, again)
+                self.last_asked = fact.number
+            case ArrayOver():
+                self.arrays.end(fact)
+
     # --- cancellations, tenants, hardware ----------------------------------------------------
 
     def _cancellation(self, event: CancelRequest) -> None:
         job, problem = self._cancel_wish(event)
-        if problem is None and not self.active[job].cancelling:
-            self._record(CancelAsked(job=job, by=event.person))
+        if problem is None:
+            self._cancel(job, event.person)
         verdict = Verdict(
             job=job,
             accepted=problem is None,
@@ -696,14 +839,46 @@ class AdmissionMachine:
                 text=f"not JSON: {error}",
                 suggestion='publish {"job": "j17"}',
             )
-        if not isinstance(job, str) or job_sequence(job) is None:
+        task = task_of(job) if isinstance(job, str) else None
+        if not isinstance(job, str) or (task is None and job_sequence(job) is None):
             return "", Problem(
                 path="$.job",
                 reason=Reason.BAD_VALUE,
-                text="`job` must be a job id",
+                text="`job` must be a job id, or a task such as j7[3]",
                 suggestion='publish {"job": "j17"}',
             )
-        return job, self._forbidden(Action.CANCEL, job, event.person, event.vc)
+        if task is None:
+            return job, self._forbidden(Action.CANCEL, job, event.person, event.vc)
+        problem = self._forbidden(Action.CANCEL, task[0], event.person, event.vc)
+        return job, problem or self._no_task(*task)
+
+    def _cancel(self, name: str, person: str) -> None:
+        """Cancel a job, an array or a task that may be cancelled."""
+        task = task_of(name)
+        array = self.arrays.unfinished(task[0] if task is not None else name)
+        if task is not None and array is not None:
+            if task[1] in array.waiting:
+                self._record(TasksCancelled(array=task[0], tasks=str(task[1]), by=person))
+                return
+            name = array.live[task[1]]
+        elif array is not None:
+            if not array.cancelling:
+                tasks = as_ranges(array.waiting)
+                self._record(TasksCancelled(array=name, tasks=tasks, whole=True, by=person))
+            return
+        if not self.active[name].cancelling:
+            self._record(CancelAsked(job=name, by=person))
+
+    def _no_task(self, name: str, index: int) -> Problem | None:
+        """Return why there is no such task of an unfinished array to be cancelled, or None."""
+        array = self.arrays.unfinished(name)
+        if array is not None and (index in array.live or index in array.waiting):
+            return None
+        if array is not None and index in tasks_of(array.spec.array or ""):
+            text = f"task {index} of {name} has already ended"
+            return Problem(path="$.job", reason=Reason.ALREADY_ENDED, text=text)
+        what = f"{name} is no array" if array is None else f"array {name} has no task {index}"
+        return Problem(path="$.job", reason=Reason.UNKNOWN_JOB, text=what)
 
     def _forbidden(self, action: Action, job: str, person: str, vc: str) -> Problem | None:
         """Return why a person may not do something to a job, or None.
@@ -712,13 +887,17 @@ class AdmissionMachine:
         """
         problem = self.allowing.outsider(action, person, vc) or self._not_active(job, vc)
         if problem is None:
-            problem = self.allowing.of_job(action, person, vc, self.active[job].owner)
+            active, array = self.active.get(job), self.arrays.arrays.get(job)
+            owner = active.owner if active is not None else array.owner if array else ""
+            problem = self.allowing.of_job(action, person, vc, owner)
         return problem
 
     def _not_active(self, job: str, vc: str) -> Problem | None:
         """Return why nothing can be asked of a job by a VC, or None if it is one of its own."""
-        active = self.active.get(job)
+        active, array = self.active.get(job), self.arrays.unfinished(job)
         if active is not None and active.vc == vc:
+            return None
+        if array is not None and array.spec.vc == vc:
             return None
         if active is None and 0 < (job_sequence(job) or 0) <= self.last_sequence:
             # Another tenant's finished job looks the same from here, which tells it nothing.
@@ -734,7 +913,10 @@ class AdmissionMachine:
         """
         parsed = parse_ask(event.raw)
         job, problems = "", parsed if isinstance(parsed, list) else []
-        if not isinstance(parsed, list):
+        if isinstance(parsed, AskRetry):
+            job, problem = parsed.job, self._retry(parsed, event)
+            problems = [problem] if problem is not None else []
+        elif not isinstance(parsed, list):
             job, problem = parsed.job, self._change_problem(parsed, event.vc, event.person)
             problems = [problem] if problem is not None else []
             if problem is None and event.number > self.last_asked:
@@ -749,8 +931,46 @@ class AdmissionMachine:
         )
         self._reply(event, event.person, verdict, "")
 
+    def _retry(self, ask: AskRetry, event: AskRequest) -> Problem | None:
+        """Have the failed tasks of an array wait again, or return why not."""
+        name, vc, person = ask.job, event.vc, event.person
+        problem = self.allowing.outsider(Action.CHANGE, person, vc)
+        if problem is not None or event.number <= self.last_asked:
+            return problem  # One that is read again after a restart was done then.
+        array = self.arrays.arrays.get(name)
+        if array is None or array.spec.vc != vc:
+            known = 0 < (job_sequence(name) or 0) <= self.last_sequence
+            text = f"`{vc}` has no array {name} with tasks that failed"
+            reason = Reason.NOTHING_FAILED if known else Reason.UNKNOWN_JOB
+            hint = "submit it again" if known else ""
+            return Problem(path="$.job", reason=reason, text=text, suggestion=hint)
+        again = len(array.failed)
+        problem = self.allowing.of_job(Action.CHANGE, person, vc, array.owner)
+        if problem is None and (not again or array.cancelling):
+            what = "is being cancelled" if array.cancelling else "has no task that failed"
+            problem = Problem(
+                path="$.job", reason=Reason.NOTHING_FAILED, text=f"array {name} {what}"
+            )
+        if problem is None and vc in self.vcs:
+            problem = self._too_many(array.spec, again) or self._above_limits(
+                array.spec, array.person, again
+            )
+        if problem is None:
+            tasks = as_ranges(array.failed)
+            self._record(
+                TasksRetried(array=name, number=event.number, tasks=tasks, at=event.at, by=person)
+            )
+        return problem
+
     def _change_problem(self, ask: Ask, vc: str, person: str) -> Problem | None:
         problem = self._forbidden(action_of(ask), ask.job, person, vc)
+        if problem is None and ask.job not in self.active:
+            problem = Problem(
+                path="$.job",
+                reason=Reason.CANNOT,
+                text=f"{ask.job} is an array, and only its jobs can be changed",
+                suggestion=f"name a task that is a job: `skep ps --array {ask.job}` lists them",
+            )
         targets = [name.strip() for name in getattr(ask, "to", "").split(",")]
         target = next((name for name in targets if name and name not in self.nodes), "")
         if problem is None and target:
@@ -819,6 +1039,19 @@ def _search_problem(spec: JobSpec, key: str) -> Problem | None:
         text=text,
         suggestion="leave it out, and use another key",
     )
+
+
+def _task_problem(spec: JobSpec) -> Problem | None:
+    """Return why a job is not a task: only admission makes one into one."""
+    if not spec.task:
+        return None
+    text = "`task` is given by Skep to the jobs of an array"
+    return Problem(path="$.task", reason=Reason.BAD_VALUE, text=text, suggestion="leave it out")
+
+
+def _jobs(spec: JobSpec) -> int:
+    """Return how many jobs a spec becomes."""
+    return 1 if spec.array is None else tasks_of(spec.array).count
 
 
 def _pieces(entries: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
