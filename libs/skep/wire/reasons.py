@@ -72,6 +72,8 @@ class Reason(StrEnum):
     NO_SECRET = "no-secret"
     NO_VAULT = "no-vault"
     NOT_BOUND_HERE = "not-bound-here"
+    NO_CODE = "no-code"
+    CODE_FULL = "code-full"
     OTHER_VAULT_KEY = "other-vault-key"
     OTHER_PLACE = "other-place"
     TOO_MANY_SECRETS = "too-many-secrets"
@@ -340,6 +342,8 @@ TEXT: dict[Reason, str] = {
     Reason.NO_SECRET: "there is no such secret, or the job does not name it",
     Reason.NO_VAULT: "this cluster keeps no secrets, or its vault does not answer",
     Reason.NOT_BOUND_HERE: "the job is not bound to this node",
+    Reason.NO_CODE: "the virtual cluster has no such snapshot of code, or not all of it",
+    Reason.CODE_FULL: "there is no room for more snapshots of code",
     Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
     Reason.OTHER_PLACE: "the secret was sealed for another owner or name",
     Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",

@@ -213,7 +213,9 @@ class JobSpec(_Part, frozen=True):
     in PATH; the folder of a full path is first in the processes' PATH. Without it the cluster's
     own interpreter runs a script, or the `python3` of the image. `secrets` are names of secrets by
     the variables that hold their values in the job's processes; of `secret_files` a variable holds
-    the path of a file with the value.
+    the path of a file with the value. `code` is the digest of a snapshot: the job runs in a folder
+    of its own that has it, and `workdir` is then relative to that folder. Clients write it in place
+    of a folder's name. `outputs` are paths relative to `workdir` that are kept when an attempt ends.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -246,6 +248,8 @@ class JobSpec(_Part, frozen=True):
     promise: Promised | None = None
     secrets: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
     secret_files: Annotated[dict[Words, Words], Meta(max_length=ENV_MAX)] = {}
+    code: Words = ""
+    outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
 
     @property
     def is_distributed(self) -> bool:

@@ -213,6 +213,7 @@ async def main(chosen: Settings, log: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
         watching.append(asyncio.create_task(old_logs.watch(shown, log_days, lives, log)))
+        watching.append(asyncio.create_task(calls.code.watch(lives, log)))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()
