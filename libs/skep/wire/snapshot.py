@@ -75,7 +75,8 @@ class AskOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway asks a node for the files that an attempt left, or for a piece of one.
 
     `path` is relative to the job's folder; empty: which files there are is asked. `token` is what
-    the piece before it said of the file: a file that changed since is refused.
+    the piece before it said of the file: a file that changed since is refused. With `digest` the SHA-256 of
+    the whole file is asked for.
     """
 
     job: JobName
@@ -83,6 +84,7 @@ class AskOutputs(msgspec.Struct, frozen=True, kw_only=True):
     path: Annotated[str, Meta(max_length=4096)] = ""
     offset: Count = 0
     token: Short = ""
+    digest: bool = False
 
 
 _DECODER = msgspec.json.Decoder(Snapshot)

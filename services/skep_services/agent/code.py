@@ -2,7 +2,7 @@
 
     SHARED/code/<digest>              a snapshot as it was fetched, for further attempts and jobs
     SHARED/work/<job>/<attempt>/      the folder of an attempt; its processes begin in it
-    STATE/work/<job>.<attempt>        what is known of it: its outputs, where they are
+    STATE/works/<job>.<attempt>       what is known of it: its outputs, where they are
 
 What is fetched is verified chunk by chunk, and so is what lies here each time it is unpacked. A run
 of its own unpacks, with the rights of the job: an agent that dies meanwhile, or a node, leaves no
@@ -106,7 +106,7 @@ class JobCode:
     ) -> None:
         self._bus, self._runtime, self._remove = bus, runtime, remove
         self._state, self._shared = state, shared
-        self._records = state / "work"
+        self._records = state / "works"
         self._locks: dict[str, asyncio.Lock] = {}
         self._ends: dict[str, asyncio.Future[RunExited]] = {}
 

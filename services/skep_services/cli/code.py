@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import exits, render
+from skep_services.cli import exits
 from skep_services.cli.client import Client, decoded, quote
 from skep_services.cli.exits import CommandError
+from skep_services.cli.progress import Transfer
 
 if TYPE_CHECKING:
     from skep_services.cli.snapshots import Taken
@@ -28,7 +28,6 @@ ROUNDS_MAX = 4
 PATIENCE_S = 30.0
 """How long a gateway may be away amid the sending."""
 LENGTH = struct.Struct(">I")
-MIB = 1024 * 1024
 DIGITS = frozenset("0123456789abcdef")
 
 HELP = (
@@ -144,7 +143,7 @@ def send(client: Client, trees: Iterable[Any], arguments: Namespace) -> None:
 def _send(client: Client, vc: str, taken: Taken) -> None:
     patience_s, client.patience_s = client.patience_s, max(client.patience_s, PATIENCE_S)
     path = f"/v1/code/{quote(vc)}"
-    line = _Line()
+    line = Transfer("sending code")
     try:
         for _ in range(ROUNDS_MAX):
             _, data = client.send("PUT", f"{path}/{taken.digest}", taken.raw)
@@ -180,23 +179,3 @@ def _bodies(taken: Taken, missing: list[str]) -> Iterator[tuple[bytes, int]]:
         size += len(data)
     if body:
         yield bytes(body), size
-
-
-class _Line:
-    """How much is sent, on one line of a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = render.is_terminal(sys.stderr)
-        self._width = 0
-
-    def tell(self, sent: int, total: int) -> None:
-        if self._shown:
-            text = f"sending code: {sent / MIB:.0f} of {total / MIB:.0f} MiB"
-            sys.stderr.write("\r" + text.ljust(self._width))
-            sys.stderr.flush()
-            self._width = len(text)
-
-    def end(self) -> None:
-        if self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
-            sys.stderr.flush()

@@ -132,7 +132,7 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "name": arguments.name or os.path.basename(words[0]) or "run",
         "resources": {"gpus": arguments.gpus, "workers": arguments.workers},
-        "workdir": os.getcwd(),
+        **({} if arguments.code else {"workdir": os.getcwd()}),
     }
     if words[0].endswith(".py"):
         tree["script"] = words[0]

@@ -34,6 +34,7 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.report import Reports
@@ -311,6 +312,7 @@ class Gateway:
                 *self.people.routes(),
                 *self.secrets.routes(),
                 *self.code.routes(),
+                *Outputs(self._bus, jobs).routes(),
             ]
         )
         return application
