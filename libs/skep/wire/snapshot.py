@@ -132,6 +132,8 @@ def unsafe(path: str) -> str:
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts):
         return "it has an empty part, `.` or `..`"
-    if len(path) > 4096 or any(len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts):
+    if len(path) > 4096 or any(
+        len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts
+    ):
         return "it is longer than Linux takes"
     return ""

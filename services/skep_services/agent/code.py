@@ -156,9 +156,13 @@ class JobCode:
                 if again:
                     continue
             text = said or f"unpacking the code ended with status {status}"
-            raise CodeError(f"the job's code cannot be used: {text}", of_node=status != unpack.UNSAFE)
+            raise CodeError(
+                f"the job's code cannot be used: {text}", of_node=status != unpack.UNSAFE
+            )
 
-    async def _unpack(self, command: BindJob, fetched: Path, folder: Path) -> tuple[int | None, str]:
+    async def _unpack(
+        self, command: BindJob, fetched: Path, folder: Path
+    ) -> tuple[int | None, str]:
         """Have a run unpack a snapshot; return its exit status, and what it said."""
         if self._remove is None:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -408,10 +412,7 @@ def work_path(shared: Path, job: str, attempt: int) -> Path:
 
 def _work_of(command: BindJob) -> Work:
     return Work(
-        job=command.job,
-        attempt=command.attempt,
-        workdir=command.workdir,
-        outputs=command.outputs,
+        job=command.job, attempt=command.attempt, workdir=command.workdir, outputs=command.outputs
     )
 
 

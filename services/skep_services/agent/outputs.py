@@ -21,12 +21,7 @@ from skep.ids import job_sequence
 from skep.wire import codec
 from skep.wire.bounds import UNDECODABLE, one_line
 from skep.wire.reasons import Reason
-from skep.wire.snapshot import (
-    LISTED_FILES_MAX,
-    OUTPUT_PIECE_BYTES_MAX,
-    AskOutputs,
-    unsafe,
-)
+from skep.wire.snapshot import LISTED_FILES_MAX, OUTPUT_PIECE_BYTES_MAX, AskOutputs, unsafe
 from skep_services.agent.code import JobCode, Work, work_path
 from skep_services.ports import Bus, Delivery
 

@@ -51,7 +51,9 @@ def run_artifacts(arguments: Namespace) -> int:
             [
                 render.Column("PATH", [render.printable(str(row[1])) for row in rows]),
                 render.Column("SIZE", [render.size(int(row[2])) for row in rows], right=True),
-                render.Column("WRITTEN", [render.clock_time(row[3] * 10**9, date=True) for row in rows]),
+                render.Column(
+                    "WRITTEN", [render.clock_time(row[3] * 10**9, date=True) for row in rows]
+                ),
                 render.Column("NODE", [row[0] for row in rows]),
             ]
         )

@@ -72,7 +72,7 @@ class Taken(NamedTuple):
     snapshot: Snapshot
     raw: bytes
     digest: str
-    index: dict[str, bytes]
+    of_index: dict[str, bytes]
     parts: dict[str, tuple[Part, ...]]
     paths: frozenset[str]
     skipped: int
@@ -90,8 +90,8 @@ class Taken(NamedTuple):
         Raises:
             CommandError: A file changed since the snapshot was taken.
         """
-        if digest in self.index:
-            return self.index[digest]
+        if digest in self.of_index:
+            return self.of_index[digest]
         data = _read(self.folder, self.parts[digest])
         if digest_of(data) != digest:
             raise _changed(self.parts[digest][0].file.path)
@@ -129,9 +129,7 @@ def take(folder: str, cache: str | None = None) -> Taken:
         raise CommandError(exits.FAILED, f"{text}: {_advice()}", "too-large")
     known.save()
     size = sum(one.size for one in files)
-    snapshot = Snapshot(
-        index_bytes=len(index), files=len(files), bytes=size, chunks=tuple(chunks)
-    )
+    snapshot = Snapshot(index_bytes=len(index), files=len(files), bytes=size, chunks=tuple(chunks))
     raw = encode(snapshot)
     paths = frozenset(one.path for one in files)
     return Taken(

@@ -304,5 +304,3 @@ async def _stored(work: Any) -> None:
         raise ApiError(503, Reason.CODE_FULL, text) from None
     except (RefusedError, MissingStreamError) as error:
         raise ApiError(503, "bus-refused", f"the bus refuses it: {error}") from error
-
-

@@ -32,6 +32,9 @@ NODES_ASKED_MAX = 64
 SIZE, TOKEN, REFUSED, REASON = "Skep-Size", "Skep-Token", "Skep-Refused", "Skep-Reason"
 DIGEST, NODE = "Skep-Digest", "Skep-Node"
 
+STATUS: dict[str, int] = {Reason.BAD_VALUE: 400, Reason.OUTPUT_CHANGED: 409}
+"""Of refusals of a node; all others are 404."""
+
 
 class _Place(NamedTuple):
     """A file of an attempt on a node."""
@@ -163,7 +166,7 @@ class Outputs:
             raise ApiError(503, "node-away", text)
         if refused := answer.headers.get(REFUSED, ""):
             reason = answer.headers.get(REASON, "")
-            status = {Reason.BAD_VALUE: 400, Reason.OUTPUT_CHANGED: 409}.get(reason, 404)
+            status = STATUS.get(reason, 404)
             raise ApiError(status, reason or Reason.NO_OUTPUT, refused)
         return answer
 
