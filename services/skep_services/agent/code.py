@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -168,7 +169,7 @@ class JobCode:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         token = f"{attempt_id(command.job, command.attempt)}{UNPACKS}{secrets.token_hex(4)}"
         log = log_path(self._shared, command.job, command.attempt, 0).with_name(f"{token}.log")
-        program = [sys.executable, "-I", "-S", str(unpack.__file__)]
+        program = [sys.executable, "-I", "-S", "-c", _unpacker()]
         plan = RunPlan(
             token=token,
             argv=(*program, str(fetched), command.code, str(folder)),
@@ -403,6 +404,12 @@ async def _fetch_chunks(asking: _Asking, snapshot: Snapshot, file: Any) -> None:
                 text = f"chunk {one.digest[:12]} of the code came corrupt"
                 raise CodeError(text, of_node=True)
             file.write(data)
+
+
+@functools.cache
+def _unpacker() -> str:
+    """Return the program that unpacks, as text: an account may not be able to read its file."""
+    return Path(str(unpack.__file__)).read_text(encoding="utf-8")
 
 
 def work_path(shared: Path, job: str, attempt: int) -> Path:

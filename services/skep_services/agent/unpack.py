@@ -1,6 +1,6 @@
 """Unpacks a snapshot of code into a folder. Standard library only: it runs as the job's account.
 
-    python -I -S unpack.py FILE DIGEST FOLDER
+    python -I -S -c PROGRAM FILE DIGEST FOLDER
 
 FILE is what the agent fetched: the length of the snapshot (4 bytes), the snapshot, its chunks.
 DIGEST is the name of the snapshot. FOLDER comes into being whole, or not at all: the files are
