@@ -169,7 +169,8 @@ class JobCode:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         token = f"{attempt_id(command.job, command.attempt)}{UNPACKS}{secrets.token_hex(4)}"
         log = log_path(self._shared, command.job, command.attempt, 0).with_name(f"{token}.log")
-        program = [sys.executable, "-I", "-S", "-c", _unpacker()]
+        # The interpreter itself: it needs no environment, which an account may not see.
+        program = [os.path.realpath(sys.executable), "-I", "-S", "-c", _unpacker()]
         plan = RunPlan(
             token=token,
             argv=(*program, str(fetched), command.code, str(folder)),
