@@ -152,9 +152,7 @@ async def test_outputs_are_listed_and_given_and_nothing_else_can_be_reached(
     listed = json.loads((await node.ask()).payload)
     assert [each[:2] for each in listed["files"]] == [["ckpt/model.pt", 600_000], ["one.txt", 1]]
     first = await node.ask("ckpt/model.pt")
-    second = await node.ask(
-        "ckpt/model.pt", offset=len(first.payload), token=first.headers[TOKEN]
-    )
+    second = await node.ask("ckpt/model.pt", offset=len(first.payload), token=first.headers[TOKEN])
     assert first.payload + second.payload == b"m" * 600_000
     found: dict[str, str] = {}
     async with asyncio.timeout(10):

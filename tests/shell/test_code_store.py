@@ -149,9 +149,7 @@ async def test_what_no_job_names_goes_in_time_and_what_is_shared_stays(place: Pl
     }
 
 
-async def test_a_chunk_that_was_sent_anew_is_not_taken_out_by_another_gateway(
-    place: Place,
-) -> None:
+async def test_a_chunk_that_was_sent_anew_is_not_taken_out_by_another_gateway(place: Place) -> None:
     store = await place.open()
     other = await place.another()
     await store.put_chunks("a", [b"xx", b"one"])

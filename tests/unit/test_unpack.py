@@ -138,7 +138,9 @@ def test_entries_in_one_anothers_way_are_refused(tmp_path: Path, entries: list[E
 def test_a_snapshot_that_says_too_much_or_too_little_is_refused(
     tmp_path: Path, said: dict[str, Any], text: str
 ) -> None:
-    assert text in str(refused(tmp_path, hostile(tmp_path / "code", [["m", 0o644, 1]], b"x", **said)))
+    assert text in str(
+        refused(tmp_path, hostile(tmp_path / "code", [["m", 0o644, 1]], b"x", **said))
+    )
 
 
 def test_bytes_beyond_the_files_are_refused(tmp_path: Path) -> None:
@@ -160,7 +162,9 @@ def test_any_byte_that_changed_on_the_disk_is_noticed(tmp_path: Path, at: int) -
     assert refused(tmp_path, digest).status == unpack.CORRUPT
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     digest = hostile(tmp_path / "code", [["m", 0o644, 3]], b"abc")
     place = tmp_path / "none" / "work"
     assert unpack.main([str(tmp_path / "code"), digest, str(place)]) == unpack.BROKEN
