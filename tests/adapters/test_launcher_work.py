@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import subprocess
 from pathlib import Path
@@ -70,6 +69,6 @@ async def test_code_is_unpacked_as_the_account_and_outputs_are_the_agents_to_rea
             assert "it is not in" in answer.detail
         await runtime.forget("a")
         await runtime.remove_work("j1")
-        assert not os.path.lexists(place.parent)
+        assert not place.parent.is_dir()
         await made.close()
         await runtime.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,8 +77,20 @@ class Place:
     async def another(self) -> CodeStore:
         """Return the store as another gateway has it."""
         store = CodeStore(self.bus, self.clock, lambda vc: self.named if vc == "a" else set())
-        await self.bus.follow(subjects.CODE, 0, store.deliver, (subjects.SNAPSHOTS,))
+        self.heard = asyncio.Condition()
+
+        async def deliver(delivery: Delivery) -> None:
+            await store.deliver(delivery)
+            async with self.heard:
+                self.heard.notify_all()
+
+        await self.bus.follow(subjects.CODE, 0, deliver, (subjects.SNAPSHOTS,))
         return store
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what the store that was opened last has heard makes something true."""
+        async with asyncio.timeout(5), self.heard:
+            await self.heard.wait_for(condition)
 
 
 @pytest_asyncio.fixture
@@ -102,12 +114,6 @@ async def keep(store: CodeStore, vc: str, *chunks: bytes) -> str:
     return digest_of(encode(one))
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 async def test_what_one_vc_has_is_not_another_s(place: Place) -> None:
     store = await place.open()
     digest = await keep(store, "a", b"xx", b"one")
@@ -116,7 +122,7 @@ async def test_what_one_vc_has_is_not_another_s(place: Place) -> None:
     assert store.find("b", digest) is None
     assert await store.chunk("a", digest_of(b"one")) == b"one"
     other = await place.another()
-    await until(lambda: other.find("a", digest) is not None)
+    await place.until(lambda: other.find("a", digest) is not None)
     assert other.bytes_of("a") == 5
 
 
@@ -184,5 +190,5 @@ async def test_a_list_that_cannot_be_read_is_passed_over(place: Place) -> None:
         await place.bus.publish(subjects.snapshot(LIST, "a", "0" * 64), payload, "", {})
     digest = await keep(store, "a", b"xx", b"one")
     other = await place.another()
-    await until(lambda: other.find("a", digest) is not None)
+    await place.until(lambda: other.find("a", digest) is not None)
     assert list(other.listed("a")) == [digest]

@@ -47,7 +47,7 @@ def settled(tree: dict[str, Any], given: str | None = None) -> tuple[dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("here", "folder", "workdir", "found"),
+    "here, folder, workdir, found",
     [
         (".", ".", None, "."),
         ("src", "..", None, "src"),
@@ -92,7 +92,7 @@ def test_a_spec_without_code_is_left_alone(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "path"),
+    "more, path",
     [
         ({"code": "."}, "$.code"),
         ({"code": DIGEST.upper().replace("0", "G")}, "$.code"),
@@ -228,7 +228,7 @@ def test_a_copy_that_is_not_what_the_node_has_is_thrown_away(
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "text"),
+    "source, target, text",
     [
         ("j3:../x", ".", "is no path in the job's folder"),
         ("j3:/etc/passwd", ".", "is no path in the job's folder"),

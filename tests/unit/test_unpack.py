@@ -125,7 +125,7 @@ def test_entries_in_one_anothers_way_are_refused(tmp_path: Path, entries: list[E
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    "said, text",
     [
         ({"files": 2}, "more or fewer files"),
         ({"bytes": 2}, "more or fewer bytes"),

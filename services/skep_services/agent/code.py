@@ -1,6 +1,6 @@
 """The code of jobs on this node: fetched from a gateway, unpacked for each attempt, removed again.
 
-    SHARED/code/<digest>              a snapshot as it was fetched, for further attempts and jobs
+    SHARED/code/<name>                a snapshot as it was fetched, for further attempts and jobs
     SHARED/work/<job>/<attempt>/      the folder of an attempt; its processes begin in it
     STATE/works/<job>.<attempt>       what is known of it: its outputs, where they are
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import os
 import secrets
 import shutil
@@ -22,9 +23,9 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -39,6 +40,7 @@ from skep.wire.snapshot import AskCode, Snapshot, decode, digest_of, encode
 from skep_services import durable
 from skep_services.agent import unpack
 from skep_services.agent.environment import log_path
+from skep_services.agent.rank_access import node_key
 from skep_services.ports import Bus, Delivery, NodeRuntime, RefusedError
 
 ASK_WITHIN_S = 5.0
@@ -59,6 +61,8 @@ LOG_BYTES_MAX = 1024 * 1024
 UNPACKS = ".code-"
 """What is in the name of a run that unpacks: `j3.1.code-1f2e3d4c`."""
 WORK, FETCHED = "work", "code"
+INTERPRETER = os.path.realpath(sys.executable)
+"""The interpreter itself: unpacking needs no environment, which an account may not see."""
 LENGTH = struct.Struct(">I")
 GATEWAY, REFUSED, REASON = "Skep-Gateway", "Skep-Refused", "Skep-Reason"
 
@@ -108,7 +112,9 @@ class JobCode:
         self._bus, self._runtime, self._remove = bus, runtime, remove
         self._state, self._shared = state, shared
         self._records = state / "works"
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._key = node_key(state)
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        """By what they guard: a lock, and how many have it or wait for it."""
         self._ends: dict[str, asyncio.Future[RunExited]] = {}
 
     # --- for a start ----------------------------------------------------------------------------
@@ -123,20 +129,15 @@ class JobCode:
         if not command.code:
             return None
         folder = work_path(self._shared, command.job, command.attempt)
-        lock = self._locks.setdefault(str(folder), asyncio.Lock())
         try:
-            async with lock:
-                if self._record(command).exists() and self._is_there(folder):
-                    return None
-                await self._make(command, folder)
+            async with self._lock(str(folder)):
+                if not (self._record(command).exists() and _is_there(folder)):
+                    await self._make(command, folder)
         except CodeError as error:
             return RunNotStarted(token, str(error), of_node=error.of_node)
         except OSError as error:
             text = f"the job's code cannot be written to {error.filename}: {error.strerror}"
             return RunNotStarted(token, text, of_node=True)
-        finally:
-            if not lock.locked():
-                self._locks.pop(str(folder), None)
         return None
 
     async def _make(self, command: BindJob, folder: Path) -> None:
@@ -156,21 +157,23 @@ class JobCode:
                 fetched.unlink(missing_ok=True)
                 if again:
                     continue
-            text = said or f"unpacking the code ended with status {status}"
-            raise CodeError(
-                f"the job's code cannot be used: {text}", of_node=status != unpack.UNSAFE
-            )
+            why = said or f"unpacking it ended with status {status}"
+            text = f"the job's code cannot be used: {why}"
+            raise CodeError(text, of_node=status != unpack.UNSAFE)
 
     async def _unpack(
         self, command: BindJob, fetched: Path, folder: Path
     ) -> tuple[int | None, str]:
-        """Have a run unpack a snapshot; return its exit status, and what it said."""
+        """Have a run unpack a snapshot; return its exit status, and what it said.
+
+        Raises:
+            CodeError: It cannot be started, or takes too long.
+        """
         if self._remove is None:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         token = f"{attempt_id(command.job, command.attempt)}{UNPACKS}{secrets.token_hex(4)}"
         log = log_path(self._shared, command.job, command.attempt, 0).with_name(f"{token}.log")
-        # The interpreter itself: it needs no environment, which an account may not see.
-        program = [os.path.realpath(sys.executable), "-I", "-S", "-c", _unpacker()]
+        program = [INTERPRETER, "-I", "-S", "-c", _unpacker()]
         plan = RunPlan(
             token=token,
             argv=(*program, str(fetched), command.code, str(folder)),
@@ -206,12 +209,6 @@ class JobCode:
             waiting.set_result(run)
         await self._runtime.forget(run.token)
 
-    def _is_there(self, folder: Path) -> bool:
-        try:
-            return os.path.lexists(folder)
-        except OSError:
-            return True  # It is an account's own; the record says that it was made.
-
     # --- fetching -------------------------------------------------------------------------------
 
     async def _fetched(self, command: BindJob) -> Path:
@@ -221,28 +218,46 @@ class JobCode:
             CodeError: No gateway has it, or none answers.
             OSError: It cannot be written.
         """
-        place = self._shared / FETCHED / command.code
-        if place.exists():
-            os.utime(place)
-            return place
-        place.parent.mkdir(mode=0o700 if self._remove is None else 0o711, exist_ok=True)
-        asking = _Asking(self._bus, command)
-        snapshot = decode(await asking.ask(""))
-        if isinstance(snapshot, str) or digest_of(encode(snapshot)) != command.code:
-            raise CodeError("a gateway gave another snapshot than was asked for", of_node=True)
-        self._make_room(snapshot.bytes + snapshot.index_bytes)
-        part = place.with_name(f".{command.code}.{secrets.token_hex(4)}")
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                raw = encode(snapshot)
-                file.write(LENGTH.pack(len(raw)) + raw)
-                await _fetch_chunks(asking, snapshot, file)
-            if self._remove is not None:
-                part.chmod(0o644)  # Accounts read it by its name, which nobody can list or guess.
-            os.rename(part, place)
-        finally:
-            part.unlink(missing_ok=True)
+        place = self.place(command.code)
+        async with self._lock(command.code):
+            # Asked each time: what another VC's job had fetched is not this one's to read.
+            asking = _Asking(self._bus, command)
+            snapshot = decode(await asking.ask(""))
+            if isinstance(snapshot, str) or digest_of(encode(snapshot)) != command.code:
+                text = "a gateway gave another snapshot than was asked for"
+                raise CodeError(text, of_node=True)
+            if place.exists():
+                os.utime(place)
+                return place
+            place.parent.mkdir(mode=0o700 if self._remove is None else 0o711, exist_ok=True)
+            self._make_room(snapshot.bytes + snapshot.index_bytes)
+            part = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+            try:
+                await _write_fetched(asking, snapshot, _new_file(part))
+                if self._remove is not None:
+                    part.chmod(0o644)  # Accounts read it by its name.
+                os.rename(part, place)
+            finally:
+                part.unlink(missing_ok=True)
         return place
+
+    def place(self, code: str) -> Path:
+        """Return where a snapshot lies: by a name that only this node can make of its digest."""
+        name = hashlib.blake2b(code.encode(), key=self._key[:64], digest_size=32).hexdigest()
+        return self._shared / FETCHED / name
+
+    @contextlib.asynccontextmanager
+    async def _lock(self, name: str) -> AsyncIterator[None]:
+        lock, waiting = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            waiting = self._locks[name][1] - 1
+            self._locks[name] = (lock, waiting)
+            if not waiting:
+                del self._locks[name]
 
     def _make_room(self, size: int) -> None:
         """Remove the snapshots that were not used for longest, until one more fits."""
@@ -300,9 +315,8 @@ class JobCode:
             if lives(work.job, work.attempt):
                 continue
             if not work.ended_at and work.outputs:
-                work = msgspec.structs.replace(work, ended_at=time.time())
-                self._write(work)
-            if not work.outputs or time.time() - work.ended_at > KEEP_S:
+                await self.over(work.job, work.attempt)
+            elif not work.outputs or time.time() - work.ended_at > KEEP_S:
                 gone.append(work)
             else:
                 kept.append((await asyncio.to_thread(_size, self._path(work)), work))
@@ -376,10 +390,12 @@ class _Asking:
                 tries += 1
             else:
                 at_node = answer.headers.get(REASON) == Reason.NOT_BOUND_HERE
-                raise CodeError(f"{refused} ({answer.headers.get(REASON, '')})", of_node=at_node)
+                text = f"{refused} ({answer.headers.get(REASON, '')})"
+                raise CodeError(text, of_node=at_node)
             await asyncio.sleep(ASK_AGAIN_S)
-        text = f"no gateway answered for the code of {attempt_id(command.job, command.attempt)}"
-        raise CodeError(f"{text} within {ASKED_FOR_S:.0f} s", of_node=True)
+        whose = attempt_id(command.job, command.attempt)
+        text = f"no gateway answered for the code of {whose} within {ASKED_FOR_S:.0f} s"
+        raise CodeError(text, of_node=True)
 
     async def _once(self, payload: bytes) -> Delivery | None:
         subject = subjects.code(self._command.node, self._gateway)
@@ -390,27 +406,37 @@ class _Asking:
             raise CodeError(text, of_node=True) from error
 
 
-async def _fetch_chunks(asking: _Asking, snapshot: Snapshot, file: Any) -> None:
-    """Write the chunks of a snapshot in order, some of them under way at once.
+def _new_file(path: Path) -> BinaryIO:
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+async def _write_fetched(asking: _Asking, snapshot: Snapshot, file: BinaryIO) -> None:
+    """Write a snapshot and its chunks in order, some of which are under way at once.
 
     Raises:
         CodeError: One cannot be had, or is corrupt.
     """
-    chunks = snapshot.chunks
-    for at in range(0, len(chunks), AT_ONCE):
-        some = chunks[at : at + AT_ONCE]
-        found = await asyncio.gather(*(asking.ask(one.digest) for one in some))
-        for one, data in zip(some, found, strict=True):
-            if digest_of(data) != one.digest:
-                text = f"chunk {one.digest[:12]} of the code came corrupt"
-                raise CodeError(text, of_node=True)
-            file.write(data)
+    chunks, raw = snapshot.chunks, encode(snapshot)
+    with file:
+        file.write(LENGTH.pack(len(raw)) + raw)
+        for at in range(0, len(chunks), AT_ONCE):
+            some = chunks[at : at + AT_ONCE]
+            found = await asyncio.gather(*(asking.ask(one.digest) for one in some))
+            for one, data in zip(some, found, strict=True):
+                if digest_of(data) != one.digest:
+                    text = f"chunk {one.digest[:12]} of the code came corrupt"
+                    raise CodeError(text, of_node=True)
+                file.write(data)
 
 
 @functools.cache
 def _unpacker() -> str:
     """Return the program that unpacks, as text: an account may not be able to read its file."""
     return Path(str(unpack.__file__)).read_text(encoding="utf-8")
+
+
+def _is_there(folder: Path) -> bool:
+    return os.path.lexists(folder)
 
 
 def work_path(shared: Path, job: str, attempt: int) -> Path:

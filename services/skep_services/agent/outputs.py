@@ -178,6 +178,7 @@ class JobOutputs:
 
         Raises:
             _Refusal: The path leads elsewhere, or to no file.
+            OSError: The disk fails.
         """
         if why := unsafe(path):
             text = f"{path[:200]!r} is no path in the job's folder: {why}"

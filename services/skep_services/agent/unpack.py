@@ -50,12 +50,16 @@ def main(arguments: list[str]) -> int:
     try:
         unpack(path, digest, folder)
     except SnapshotError as error:
-        print(str(error).encode("utf-8", "replace").decode())
+        _say(str(error))
         return error.status
     except OSError as error:
-        print(f"{error.filename or folder} cannot be written: {error.strerror}")
+        _say(f"{error.filename or folder} cannot be written: {error.strerror}")
         return BROKEN
     return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text.encode("utf-8", "replace").decode() + "\n")
 
 
 def unpack(path: str, digest: str, folder: str) -> None:
@@ -85,12 +89,14 @@ def _unpack(path: str, digest: str, folder: str) -> None:
         entries = _entries(stream.read(root["index_bytes"]), root)
         links = _write(part, entries, stream)
         if stream.rest():
-            raise SnapshotError("the snapshot has bytes that are no file's")
+            text = "the snapshot has bytes that are no file's"
+            raise SnapshotError(text)
     for place, target in links:
         try:
             os.symlink(target, os.path.join(part, place))
         except FileExistsError:
-            raise SnapshotError(TWICE.format(place[:200])) from None
+            text = TWICE.format(place[:200])
+            raise SnapshotError(text) from None
     os.rename(part, folder)
 
 
@@ -107,9 +113,11 @@ def _root(file: BinaryIO, digest: str) -> dict[str, Any]:
         fits = all(isinstance(each, int) for each in numbers)
         chunks = [(str(name), int(length)) for name, length in root["chunks"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SnapshotError("the snapshot's list cannot be read") from None
+        text = "the snapshot's list cannot be read"
+        raise SnapshotError(text) from None
     if not fits or numbers[0] > INDEX_BYTES_MAX or numbers[2] > BYTES_MAX:
-        raise SnapshotError("the snapshot is larger than one may be")
+        text = "the snapshot is larger than one may be"
+        raise SnapshotError(text)
     return {**root, "chunks": chunks}
 
 
@@ -129,7 +137,8 @@ class Stream:
         """
         while size:
             if not self._left and not self._next():
-                raise SnapshotError("the snapshot ends before its files do")
+                text = "the snapshot ends before its files do"
+                raise SnapshotError(text)
             piece = self._left[:size]
             self._left = self._left[size:]
             size -= len(piece)
@@ -165,9 +174,11 @@ def _entries(index: bytes, root: dict[str, Any]) -> list[tuple[str, int, int | s
         listed = json.loads(index)
         entries = [(str(path), int(mode), what) for path, mode, what in listed]
     except (ValueError, TypeError, RecursionError):
-        raise SnapshotError("the snapshot's index cannot be read") from None
+        text = "the snapshot's index cannot be read"
+        raise SnapshotError(text) from None
     if len(entries) != root["files"] or len(entries) > FILES_MAX:
-        raise SnapshotError("the snapshot has more or fewer files than it says")
+        text = "the snapshot has more or fewer files than it says"
+        raise SnapshotError(text)
     total = 0
     for path, mode, what in entries:
         trouble = _trouble(path, mode, what)
@@ -176,7 +187,8 @@ def _entries(index: bytes, root: dict[str, Any]) -> list[tuple[str, int, int | s
             raise SnapshotError(text)
         total += what if mode > 0 else 0
     if total != root["bytes"]:
-        raise SnapshotError("the snapshot's files have more or fewer bytes than it says")
+        text = "the snapshot's files have more or fewer bytes than it says"
+        raise SnapshotError(text)
     return entries
 
 
@@ -228,7 +240,8 @@ def _write(
             elif mode > 0:
                 _write_file(os.path.join(folder, path), mode, int(what), stream)
         except (FileExistsError, NotADirectoryError):
-            raise SnapshotError(TWICE.format(path[:200])) from None
+            text = TWICE.format(path[:200])
+            raise SnapshotError(text) from None
     return links
 
 
@@ -243,8 +256,7 @@ def _make_folders(folder: str, path: str, made: dict[str, bool]) -> None:
 def _write_file(place: str, mode: int, size: int, stream: Stream) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(place, flags, mode), "wb", buffering=0) as file:
-        for piece in stream.pieces(size):
-            file.write(piece)
+        file.writelines(stream.pieces(size))
 
 
 if __name__ == "__main__":

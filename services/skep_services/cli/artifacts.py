@@ -76,7 +76,11 @@ def options_cp(parser: ArgumentParser) -> None:
 
 
 def run_cp(arguments: Namespace) -> int:
-    """Copy a file of a job, or a folder of its outputs."""
+    """Copy a file of a job, or a folder of its outputs.
+
+    Raises:
+        CommandError: No file of a job is named, or it cannot be copied.
+    """
     job, mark, path = arguments.source.partition(":")
     if not mark or not job or "/" in job:
         if ":" in arguments.target and "/" not in arguments.target.partition(":")[0]:
@@ -116,7 +120,11 @@ def _listed(client: Client, job: str, attempt: str | None) -> dict[str, Any]:
 
 
 def _sources(client: Client, job: str, path: str, arguments: Namespace) -> list[Source]:
-    """Return the files to copy: one that has the path, or all those below it."""
+    """Return the files to copy: one that has the path, or all those below it.
+
+    Raises:
+        CommandError: There are more than are listed.
+    """
     listed = _listed(client, job, arguments.attempt)
     attempt, into = str(listed["attempt"]), arguments.target
     is_folder = into.endswith("/") or os.path.isdir(into)
@@ -147,24 +155,25 @@ def _copied(client: Client, source: Source) -> dict[str, Any]:
 
     Raises:
         CommandError: It cannot be had or written, or what came is not what the node has.
+        OSError: The gateway is away for too long.
     """
     folder = os.path.dirname(source.place)
+    begun = 0
     try:
         if folder:
             os.makedirs(folder, exist_ok=True)
-        for begun in range(BEGUN_AGAIN_MAX):
+        while True:
             try:
                 return _once(client, source)
             except CommandError as error:
-                changed = error.error.get("reason") == "output-changed"
-                if not changed or begun + 1 == BEGUN_AGAIN_MAX:
+                begun += 1
+                if error.error.get("reason") != "output-changed" or begun == BEGUN_AGAIN_MAX:
                     raise
     except OSError as error:
         if error.filename is None:
             raise
         text = f"{error.filename} cannot be written: {error.strerror}"
         raise CommandError(exits.FAILED, text) from None
-    raise AssertionError(source)
 
 
 def _once(client: Client, source: Source) -> dict[str, Any]:

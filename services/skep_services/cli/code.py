@@ -75,8 +75,8 @@ def _is_digest(text: str) -> bool:
 
 
 def _taken(folder: str, arguments: Namespace) -> Taken:
-    from skep_services.cli.snapshots import take
     from skep_services.cli.options import say
+    from skep_services.cli.snapshots import take
 
     if arguments.snapshots is None:
         arguments.snapshots = {}
@@ -89,6 +89,11 @@ def _taken(folder: str, arguments: Namespace) -> Taken:
 
 
 def _settle_workdir(tree: dict[str, Any], folder: str) -> None:
+    """Have the workdir be relative to the folder.
+
+    Raises:
+        CommandError: It is not in the folder.
+    """
     given = tree.get("workdir")
     if given is not None and not isinstance(given, str):
         return  # What is wrong with it is said by the check of the spec.
@@ -103,7 +108,11 @@ def _settle_workdir(tree: dict[str, Any], folder: str) -> None:
 
 
 def _check_script(tree: dict[str, Any], taken: Taken) -> None:
-    """Have the script be relative to the folder, and stop at one that does not travel."""
+    """Have the script be relative to the folder.
+
+    Raises:
+        CommandError: It does not travel.
+    """
     script, workdir = tree.get("script"), tree.get("workdir")
     if not isinstance(script, str) or not script or not isinstance(workdir, str):
         return
@@ -141,6 +150,11 @@ def send(client: Client, trees: Iterable[Any], arguments: Namespace) -> None:
 
 
 def _send(client: Client, vc: str, taken: Taken) -> None:
+    """Send one snapshot, as far as the cluster does not have it.
+
+    Raises:
+        CommandError: The cluster does not keep it.
+    """
     patience_s, client.patience_s = client.patience_s, max(client.patience_s, PATIENCE_S)
     path = f"/v1/code/{quote(vc)}"
     line = Transfer("sending code")
@@ -165,7 +179,11 @@ def _send(client: Client, vc: str, taken: Taken) -> None:
 
 
 def _bodies(taken: Taken, missing: list[str]) -> Iterator[tuple[bytes, int]]:
-    """Yield bodies of requests that send chunks, and how many bytes of chunks each has."""
+    """Yield bodies of requests that send chunks, and how many bytes of chunks each has.
+
+    Raises:
+        CommandError: One is not of the snapshot.
+    """
     body, size = bytearray(), 0
     for digest in missing:
         if digest not in taken.sizes:

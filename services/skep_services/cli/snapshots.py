@@ -88,7 +88,7 @@ class Taken(NamedTuple):
         """Return the bytes of a chunk.
 
         Raises:
-            CommandError: A file changed since the snapshot was taken.
+            _changed: A CommandError: a file changed since the snapshot was taken.
         """
         if digest in self.of_index:
             return self.of_index[digest]
@@ -207,7 +207,8 @@ def _file(folder: str, path: str, entry: os.DirEntry[str]) -> File | None:
     """Return an entry of a folder; None: it is no file.
 
     Raises:
-        CommandError: It has a name or leads where no snapshot can follow, or is gone again.
+        CommandError: It has a name, or leads to a place, that no snapshot can have.
+        _changed: A CommandError: it is gone again.
     """
     try:
         path.encode()
@@ -230,7 +231,11 @@ def _file(folder: str, path: str, entry: os.DirEntry[str]) -> File | None:
 
 
 def _check_link(folder: str, path: str, target: str) -> None:
-    """Stop at a link that leads out of the folder, or through another link and up again."""
+    """Stop at a link that leads out of the folder, or through another link and up again.
+
+    Raises:
+        CommandError: It does.
+    """
     depth, down = path.count("/"), False
     for part in target.split("/"):
         depth -= part == ".."
@@ -297,7 +302,8 @@ def _read(folder: str, parts: tuple[Part, ...]) -> bytes:
     """Return the bytes of a chunk.
 
     Raises:
-        CommandError: A file cannot be read, or is another one by now.
+        CommandError: A file cannot be read.
+        _changed: A CommandError: it is another one by now.
     """
     found = bytearray()
     for part in parts:

@@ -97,6 +97,7 @@ class Outputs:
         Raises:
             ApiError: There is no such job, attempt or file (404), it is another's (403), the path
                 leads elsewhere (400), it changed (409), or the node does not answer (503).
+            ConnectionResetError: The node went away amid the file.
         """
         place = await self._place(request)
         offset, token = number(request, "offset", 0), request.query.get("token", "")[:64]
@@ -177,10 +178,10 @@ class Outputs:
             ApiError: There is no such job, attempt or node (404), it is another's (403), or the
                 path leads elsewhere (400).
         """
+        job, attempt, nodes = await self._attempt(request)
         path = request.query.get("path", "")
         if why := unsafe(path):
             raise ApiError(400, Reason.BAD_VALUE, f"`path` is no path in the job's folder: {why}")
-        job, attempt, nodes = await self._attempt(request)
         node = request.query.get("node", "") or nodes[0]
         if node not in nodes:
             text = f"attempt {attempt} of {job.row.job} is not on {node[:64]}: {', '.join(nodes)}"
