@@ -78,7 +78,7 @@ def _taken(folder: str, arguments: Namespace) -> Taken:
     from skep_services.cli.options import say
     from skep_services.cli.snapshots import take
 
-    if arguments.snapshots is None:
+    if getattr(arguments, "snapshots", None) is None:
         arguments.snapshots = {}
     taken: Taken | None = arguments.snapshots.get(folder)
     if taken is None:
@@ -139,7 +139,7 @@ def send(client: Client, trees: Iterable[Any], arguments: Namespace) -> None:
     Raises:
         CommandError: The cluster refuses one, or cannot be reached.
     """
-    taken = {one.digest: one for one in (arguments.snapshots or {}).values()}
+    taken = {one.digest: one for one in (getattr(arguments, "snapshots", None) or {}).values()}
     wanted = {
         (str(tree["vc"]), str(tree["code"])): taken[tree["code"]]
         for tree in trees

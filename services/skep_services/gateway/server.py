@@ -221,9 +221,10 @@ class Gateway:
         self._collecting = asyncio.create_task(self.code_store.collect_for_ever())
 
     def _named(self, vc: str) -> set[str]:
-        """Return the snapshots that unfinished jobs of a VC name."""
+        """Return the snapshots that unfinished jobs of a VC name, and its searches."""
         jobs = self.indexer.fold.state.jobs.values()
-        return {job.spec.code for job in jobs if job.spec.vc == vc and job.spec.code}
+        named = {job.spec.code for job in jobs if job.spec.vc == vc and job.spec.code}
+        return named | self.searches.code_of(vc)
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""
