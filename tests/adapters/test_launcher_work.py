@@ -41,7 +41,7 @@ async def test_code_is_unpacked_as_the_account_and_outputs_are_the_agents_to_rea
         async def told(run: RunExited) -> None:
             await (made.code.ended if unpacks(run.token) else of_node)(run)
 
-        node.told = told  # type: ignore[method-assign]
+        node.told = told  # type: ignore[method-assign,assignment]
         runtime = await node.open()
         assert isinstance(runtime, LauncherRuntime)
         made = CodeNode(runtime, node.state, one.jobs, take(str(source), ""))

@@ -59,7 +59,7 @@ async def test_an_attempt_has_what_was_submitted_and_the_next_fetches_nothing(
     asked = len(node.gateway.asked)
     (folder(tmp_path) / "train.py").write_text("written by the job")
     both = await asyncio.gather(node.provide(node.bind()), node.provide(node.bind(2)))
-    assert both == [None, None]
+    assert list(both) == [None, None]
     assert (folder(tmp_path) / "train.py").read_text() == "written by the job"
     assert (folder(tmp_path, 2) / "train.py").read_text() == "print()"
     assert all(not ask.chunk for ask in node.gateway.asked[asked:])

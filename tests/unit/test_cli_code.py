@@ -120,7 +120,7 @@ def test_what_is_sent_is_sent_again_to_a_gateway_that_forgot_it(
     (project / "big").write_bytes(os.urandom(5_120_000))
     tree, arguments = settled({"code": ".", "vc": "nlp"})
     kept: dict[str, bytes] = {}
-    died = []
+    died: list[int] = []
 
     def put(asked: Asked) -> Told:
         chunks = [digest for digest, _ in json.loads(asked.body)["chunks"]]

@@ -55,8 +55,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK. `python` is the
     interpreter that AGENT_PYTHON stands for, if it is not the agent's own. `owner` is the person
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
-    variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot that
-    the job's folder has; `workdir` is then relative to that folder, and `outputs` to `workdir`.
+    variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
+    that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
+    `workdir`.
     """
 
     order: Count

@@ -75,8 +75,8 @@ class AskOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway asks a node for the files that an attempt left, or for a piece of one.
 
     `path` is relative to the job's folder; empty: which files there are is asked. `token` is what
-    the piece before it said of the file: a file that changed since is refused. With `digest` the SHA-256 of
-    the whole file is asked for.
+    the piece before it said of the file: a file that changed since is refused. With `digest` the
+    SHA-256 of the whole file is asked for.
     """
 
     job: JobName

@@ -160,6 +160,12 @@ def snapshot(kind: str, vc: str, digest: str) -> str:
     return f"{PREFIX}.snapshot.{kind}.{vc}.{digest}"
 
 
+def snapshot_parts(subject: str) -> tuple[str, str, str]:
+    """Return kind, VC and digest of one of CODE's subjects."""
+    kind, vc, digest = subject.removeprefix(f"{PREFIX}.snapshot.").split(".")
+    return kind, vc, digest
+
+
 def code(node: str, gateway: str) -> str:
     """Return where a node's agent asks a gateway for code; ANY_GATEWAY: every one of them."""
     return f"{PREFIX}.code.{node}.{gateway}"

@@ -1,4 +1,4 @@
-"""`code:` and `--code`: the folder that travels with a job, taken before checks and sent after them.
+"""`code:` and `--code`: the folder that travels with a job. It is taken first, and sent at the end.
 
 A spec names a folder; what is submitted names a snapshot of it, by its digest. So a job that waits
 runs what the folder had when it was submitted.
@@ -43,7 +43,7 @@ def options_code(parser: ArgumentParser) -> None:
 
 
 def settle(tree: dict[str, Any], arguments: Namespace) -> bool:
-    """Have a spec name the snapshot of its folder in place of the folder; return whether it has one.
+    """Have a spec name a snapshot in place of its folder; return whether it has code.
 
     `workdir` becomes relative to the folder; without one it is the current folder if that is in it,
     and else the folder itself.

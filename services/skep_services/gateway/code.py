@@ -130,8 +130,8 @@ class Code:
         """Keep chunks.
 
         Raises:
-            ApiError: They are none (400), too large (413), or slow (408); the VC is another's (403),
-                or the store has no room (503).
+            ApiError: They are none (400), too large (413), or slow (408); the VC is another's
+                (403), or the store has no room (503).
         """
         vc = _vc(request)
         async with self._bodies:

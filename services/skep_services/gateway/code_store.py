@@ -82,7 +82,7 @@ class CodeStore:
 
     async def deliver(self, delivery: Delivery) -> None:
         """Take over a list that was stored, or dropped."""
-        _, _, _, _, vc, digest = delivery.subject.split(".")
+        _, vc, digest = subjects.snapshot_parts(delivery.subject)
         found = decode(delivery.payload) if delivery.payload else ""
         if isinstance(found, str):
             if found or delivery.payload:
@@ -242,7 +242,7 @@ class CodeStore:
         return gone
 
     def _is_wanted(self, subject: str) -> bool:
-        _, _, _, kind, vc, digest = subject.split(".")
+        kind, vc, digest = subjects.snapshot_parts(subject)
         if kind == LIST:
             return digest in self._kept.get(vc, {})
         return digest in self._chunks.get(vc, {}) or (vc, digest) in self._fresh

@@ -1,7 +1,7 @@
 """`/v1/jobs/{job}/outputs`: files that a job left on its nodes, listed and copied.
 
-Whoever may read a job's logs may read its outputs. They lie on the nodes, and a node gives them
-piece by piece, only while a reader waits.
+A person that may read a job's logs may read its outputs. They lie on the nodes, and a node gives
+them piece by piece, only while a reader waits.
 """
 
 from __future__ import annotations
