@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.embedded import SKEP, Embedded
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 DEADLINE_S = 120.0
 SPEC = """\

@@ -184,6 +184,19 @@ async def test_a_full_vc_drops_what_no_job_names_and_refuses_else(
     await keep(store, "b", b"zz", b"3333")
 
 
+async def test_a_vc_cannot_fill_the_store_with_chunks_that_no_snapshot_names(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_store, "VC_BYTES_MAX", 10)
+    store = await place.open()
+    await store.put_chunks("a", [b"12345678"])
+    with pytest.raises(CodeFullError, match="that no snapshot names"):
+        await store.put_chunks("a", [b"123"])
+    await store.put_chunks("b", [b"123"])
+    place.clock.advance(Duration(2 * HOUR))
+    await store.put_chunks("a", [b"123"])
+
+
 async def test_a_list_that_cannot_be_read_is_passed_over(place: Place) -> None:
     store = await place.open()
     for payload in (b"{", b'{"v":2}', encode(snapshot(b"xx", b"1"))):

@@ -333,13 +333,11 @@ class JobCode:
         return work_path(self._shared, work.job, work.attempt)
 
     async def _drop(self, work: Work) -> None:
-        if self._remove is not None:
-            if any(one.job == work.job and one.attempt != work.attempt for _, one in self._works()):
-                return  # The folders of its attempts go together.
-            await self._remove(work.job)
-        else:
-            await asyncio.to_thread(_remove, self._path(work))
         (self._records / attempt_id(work.job, work.attempt)).unlink(missing_ok=True)
+        if self._remove is None:
+            await asyncio.to_thread(_remove, self._path(work))
+        elif not any(one.job == work.job for _, one in self._works()):
+            await self._remove(work.job)  # The folders of its attempts go together.
 
     def _record(self, command: BindJob) -> Path:
         return self._records / attempt_id(command.job, command.attempt)

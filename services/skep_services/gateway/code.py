@@ -119,10 +119,7 @@ class Code:
             raise ApiError(400, Reason.BAD_VALUE, text)
         if missing := self._store.missing(vc, snapshot):
             return json_response({"code": digest, "kept": False, "missing": missing})
-        try:
-            await _stored(self._store.keep(vc, digest, snapshot))
-        except CodeFullError as error:
-            raise ApiError(409, Reason.CODE_FULL, str(error)) from None
+        await _stored(self._store.keep(vc, digest, snapshot))
         log.info("code kept", vc=vc, code=digest, bytes=snapshot.bytes, by=caller_of(request).name)
         return json_response({"code": digest, "kept": True, "missing": []}, 201)
 
@@ -131,7 +128,7 @@ class Code:
 
         Raises:
             ApiError: They are none (400), too large (413), or slow (408); the VC is another's
-                (403), or the store has no room (503).
+                (403) or sent too many (409), or the store has no room (503).
         """
         vc = _vc(request)
         async with self._bodies:
@@ -289,13 +286,15 @@ async def _stored(work: Any) -> None:
     """Wait until the bus has stored something.
 
     Raises:
-        ApiError: It does not (503).
+        ApiError: It does not (503), or the VC has as much as it may (409).
     """
     try:
         async with asyncio.timeout(PUBLISH_TIMEOUT_S):
             await work
     except TimeoutError:
         raise ApiError(503, "bus-away", "the bus did not take it: repeat it") from None
+    except CodeFullError as error:
+        raise ApiError(409, Reason.CODE_FULL, str(error)) from None
     except FullError:
         text = (
             "the store of code is full, and the job was not submitted: wait until jobs with code "

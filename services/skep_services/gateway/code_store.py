@@ -74,7 +74,8 @@ class CodeStore:
         self._kept: dict[str, dict[str, Kept]] = {}
         self._chunks: dict[str, dict[str, tuple[int, int]]] = {}
         """By VC and digest: how many snapshots name a chunk, and its size."""
-        self._fresh: dict[tuple[str, str], Instant] = {}
+        self._fresh: dict[tuple[str, str], tuple[Instant, int]] = {}
+        """Chunks that this gateway took: when, and their sizes."""
         self._lost: set[tuple[str, str]] = set()
         self._doomed: dict[str, Instant] = {}
 
@@ -109,13 +110,21 @@ class CodeStore:
     def missing(self, vc: str, snapshot: Snapshot) -> list[str]:
         """Return the chunks of a snapshot that are to be sent."""
         there = self._chunks.get(vc, {})
-        since = self._clock.now() - FRESH_S * NS_PER_SECOND
+        fresh = self._unnamed(vc)
         return [
             digest
             for digest in dict.fromkeys(chunk.digest for chunk in snapshot.chunks)
-            if (vc, digest) in self._lost
-            or (digest not in there and self._fresh.get((vc, digest), 0) < since)
+            if (vc, digest) in self._lost or (digest not in there and digest not in fresh)
         ]
+
+    def _unnamed(self, vc: str) -> dict[str, int]:
+        """Return the sizes of the chunks of a VC that came within the hour and no list names."""
+        since, there = self._clock.now() - FRESH_S * NS_PER_SECOND, self._chunks.get(vc, {})
+        return {
+            digest: size
+            for (whose, digest), (at, size) in self._fresh.items()
+            if whose == vc and at >= since and digest not in there
+        }
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -123,10 +132,18 @@ class CodeStore:
         """Keep chunks.
 
         Raises:
+            CodeFullError: The VC sent too many that no snapshot names.
             FullError: The store has no room.
             RefusedError: The bus does not take one.
             MissingStreamError: There is no stream CODE.
         """
+        waiting = sum(self._unnamed(vc).values())
+        if waiting + sum(map(len, chunks)) > VC_BYTES_MAX:
+            text = (
+                f"VC {vc} sent {waiting // MIB} MiB of code that no snapshot names, as much as it "
+                f"may within an hour: hand in the snapshots, or wait"
+            )
+            raise CodeFullError(text)
         for at in range(0, len(chunks), PUBLISHED_AT_ONCE):
             some = chunks[at : at + PUBLISHED_AT_ONCE]
             await asyncio.gather(*(self._put_chunk(vc, one) for one in some))
@@ -134,7 +151,7 @@ class CodeStore:
     async def _put_chunk(self, vc: str, data: bytes) -> None:
         digest = digest_of(data)
         await self._bus.publish(subjects.snapshot(CHUNK, vc, digest), data, "", {})
-        self._fresh[vc, digest] = self._clock.now()
+        self._fresh[vc, digest] = self._clock.now(), len(data)
         self._lost.discard((vc, digest))
 
     async def keep(self, vc: str, digest: str, snapshot: Snapshot) -> None:
@@ -226,7 +243,7 @@ class CodeStore:
         """Take out what no job names any more; return how many chunks went."""
         now = self._clock.now()
         fresh = now - FRESH_S * NS_PER_SECOND
-        self._fresh = {key: at for key, at in self._fresh.items() if at >= fresh}
+        self._fresh = {key: one for key, one in self._fresh.items() if one[0] >= fresh}
         for vc, kept in list(self._kept.items()):
             named = self._named(vc)
             for digest, one in list(kept.items()):
