@@ -37,6 +37,7 @@ class Told(NamedTuple):
     value: Any = None
     pieces: Iterator[bytes] | list[bytes] | None = None
     cut: bool = False
+    headers: dict[str, str] | None = None
 
 
 Route = Callable[[Asked], Told]
@@ -69,6 +70,8 @@ class FakeGateway:
 
             def answer(self, told: Told) -> None:
                 self.send_response(told.status)
+                for name, value in (told.headers or {}).items():
+                    self.send_header(name, value)
                 if told.pieces is None:
                     body = json.dumps(told.value).encode()
                     self.send_header("Content-Length", str(len(body)))
@@ -85,6 +88,7 @@ class FakeGateway:
                     self.wfile.write(b"0\r\n\r\n")
 
             do_GET = do_POST = do_DELETE = serve  # noqa: N815 - the base class asks for these
+            do_PUT = serve  # noqa: N815 - as above
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass

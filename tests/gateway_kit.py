@@ -247,6 +247,7 @@ class BusCluster(Cluster):
         for stream, patterns in subjects.STREAMS.items():
             self.broker.add_stream(stream, patterns)
         self.broker.add_stream(subjects.SECRETS, subjects.SECRET_SUBJECTS)
+        self.broker.add_stream(subjects.CODE, subjects.CODE_SUBJECTS)
         self.bus = MemoryBus(self.broker, "services", _raise)
         self.deaf = False
         self.searches = Driver(SearchesMachine)

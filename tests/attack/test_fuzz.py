@@ -66,6 +66,8 @@ SPAN = [
         "attributes": {"job": "j1", "count": 1},
     }
 ]
+CODE = {"node": HOSTILE_NODE, "job": "j1", "attempt": 1, "code": "0" * 64, "chunk": "1" * 64}
+OUTPUTS = {"job": "j1", "attempt": 1, "path": "a/b", "offset": 0, "token": "x"}
 LOG = {"job": "j1", "attempt": 1, "rank": 0, "offset": 0, "limit": 100}
 
 
@@ -122,6 +124,7 @@ def voices(rng: random.Random, identity: str) -> list[Voice]:
             (subjects.report(HOSTILE_NODE), reports),
             (subjects.span(f"node-{HOSTILE_NODE}"), [json.dumps(SPAN).encode()]),
             (subjects.health(f"node-{HOSTILE_NODE}"), [b"{}"]),
+            (subjects.code(HOSTILE_NODE, subjects.ANY_GATEWAY), [json.dumps(CODE).encode()]),
         ),
         says(
             "operator",
@@ -129,6 +132,7 @@ def voices(rng: random.Random, identity: str) -> list[Voice]:
             (subjects.admin("vcs"), folder("admin")),
             (subjects.admin("drain"), folder("admin", node=HOSTILE_NODE)),
             (subjects.logs(HOSTILE_NODE), [json.dumps(LOG).encode()]),
+            (subjects.outputs(HOSTILE_NODE), [json.dumps(OUTPUTS).encode()]),
             (subjects.health("gateway"), [b"{}"]),
             (subjects.draft("allocator"), folder("drafts")),
             (subjects.draft("admission"), folder("drafts")),

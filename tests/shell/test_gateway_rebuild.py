@@ -110,6 +110,7 @@ async def test_a_bus_that_was_set_back_wins_over_the_view(house: House) -> None:
     for stream, patterns in subjects.STREAMS.items():
         house.cluster.broker.add_stream(stream, patterns)
     house.cluster.broker.add_stream(subjects.SECRETS, subjects.SECRET_SUBJECTS)
+    house.cluster.broker.add_stream(subjects.CODE, subjects.CODE_SUBJECTS)
     for message in old.stream("ALLOC").messages[:3]:
         house.cluster.broker.store(message.subject, message.payload, message.headers)
     await house.start()

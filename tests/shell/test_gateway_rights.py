@@ -113,6 +113,7 @@ async def test_each_role_may_what_the_table_says(
             token="t",
             kind="node",
             name="node-1",
+            digest="0" * 64,
         )
         body = BODIES.get((method, route))
         if ruling.allowed and method != "GET":

@@ -373,6 +373,7 @@ async def test_an_address_that_is_taken_is_said(tmp_path: Path, free_port: int) 
     for stream, patterns in subjects.STREAMS.items():
         broker.add_stream(stream, patterns)
     broker.add_stream(subjects.SECRETS, subjects.SECRET_SUBJECTS)
+    broker.add_stream(subjects.CODE, subjects.CODE_SUBJECTS)
     taker = await asyncio.start_server(lambda *_: None, "127.0.0.1", free_port)
     bus = MemoryBus(broker, "gateway", lambda _: None)
     path = tmp_path / "tokens.json"
@@ -395,6 +396,7 @@ async def test_a_gateway_whose_disk_fails_says_so_and_ends(
     for stream, patterns in subjects.STREAMS.items():
         broker.add_stream(stream, patterns)
     broker.add_stream(subjects.SECRETS, subjects.SECRET_SUBJECTS)
+    broker.add_stream(subjects.CODE, subjects.CODE_SUBJECTS)
     bus = MemoryBus(broker, "gateway", lambda _: None)
     path = tmp_path / "tokens.json"
     path.write_text('{"a": "operator"}')

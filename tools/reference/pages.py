@@ -41,6 +41,7 @@ WRITERS = {
     subjects.ACCESS: "the access service",
     subjects.KEPT: "owners of logs: snapshots",
     subjects.SECRETS: "the gateway: sealed values; the vault: its key",
+    subjects.CODE: "the gateways: snapshots of code; what no job names is taken out",
 }
 
 
@@ -133,6 +134,7 @@ def streams() -> str:
     """Return the page of streams and subjects."""
     kept = {**subjects.STREAMS, subjects.KEPT: subjects.KEPT_SUBJECTS}
     kept[subjects.SECRETS] = subjects.SECRET_SUBJECTS
+    kept[subjects.CODE] = subjects.CODE_SUBJECTS
     rows = [
         [code(name), ", ".join(map(code, names)), WRITERS[name]] for name, names in kept.items()
     ]

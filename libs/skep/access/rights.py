@@ -78,7 +78,9 @@ RIGHTS: dict[Action, Right] = {
     Action.SEE_VALUES: Right(
         Scope.JOB, Role.VIEWER, Role.MANAGER, "see the values in a job's environment"
     ),
-    Action.READ_LOGS: Right(Scope.JOB, Role.VIEWER, Role.MANAGER, "read the logs of a job"),
+    Action.READ_LOGS: Right(
+        Scope.JOB, Role.VIEWER, Role.MANAGER, "read the logs and the outputs of a job"
+    ),
     Action.ASK_WHAT_IF: Right(
         Scope.JOB, Role.VIEWER, Role.VIEWER, "ask what would start a job that waits"
     ),

@@ -70,7 +70,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     `secret`. With `distributed` the ranks get what `torchrun` sets, such as RANK. `python` is the
     interpreter that AGENT_PYTHON stands for, if it is not the agent's own. `owner` is the person
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
-    variables, as in `JobSpec`: the agent asks the vault for their values.
+    variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
+    that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
+    `workdir`.
     """
 
     order: Count
@@ -104,6 +106,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     owner: Short = ""
     secrets: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
     secret_files: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
+    code: Short = ""
+    outputs: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

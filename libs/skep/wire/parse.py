@@ -16,6 +16,7 @@ from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
 from skep.wire.deadline import gpus_range, normal_time, time_problem
 from skep.wire.reasons import Reason
+from skep.wire.snapshot import OUTPUTS_MAX, is_digest, unsafe
 from skep.wire.spec import (
     AFTER_MAX,
     CPUS_PER_WORKER_MAX,
@@ -327,8 +328,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
         yield _bad("$.args", "given only with `script`; put them into `command`")
     if spec.python is not None and not _is_program(spec.python):
         yield _bad("$.python", "the full path of an interpreter, or its name, such as `python3.12`")
-    if spec.workdir is not None and not spec.workdir.startswith("/"):
-        yield _bad("$.workdir", "an absolute path")
+    yield from _folders(spec)
     if spec.runtime is not None and not _is_image(spec.runtime.image):
         yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
     if not 0 <= spec.priority <= PRIORITY_MAX:
@@ -354,6 +354,35 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _array(spec)
 
 
+def _folders(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with where the job runs, its code and its outputs."""
+    if not spec.code:
+        if spec.workdir is not None and not spec.workdir.startswith("/"):
+            yield _bad("$.workdir", "an absolute path")
+        if spec.outputs:
+            yield Problem(
+                path="$.outputs",
+                reason=Reason.BAD_VALUE,
+                text="`outputs` are kept of jobs that run in a folder of their own",
+                suggestion="give the job its `code`, such as `code: .`",
+            )
+        return
+    if not is_digest(spec.code):
+        yield Problem(
+            path="$.code",
+            reason=Reason.BAD_VALUE,
+            text="`code` must be the digest of a snapshot, of 64 hexadecimal digits",
+            suggestion="have `skep submit` make one of the folder",
+        )
+    if spec.workdir not in (None, ".") and (why := unsafe(spec.workdir or "")):
+        yield _bad("$.workdir", f"a path in the folder of `code` ({why})")
+    if len(spec.outputs) > OUTPUTS_MAX:
+        yield _bad("$.outputs", f"at most {OUTPUTS_MAX} paths")
+    for at, path in enumerate(spec.outputs):
+        if why := unsafe(path.removesuffix("/")):
+            yield _bad(f"$.outputs[{at}]", f"a path in the job's folder ({why})")
+
+
 def _is_image(name: str) -> bool:
     return len(name) <= IMAGE_CHARS_MAX and IMAGE.fullmatch(name) is not None
 
@@ -373,7 +402,7 @@ def _texts(spec: JobSpec) -> Iterator[Problem]:
         if not name or "=" in name:
             yield _bad(f"$.env.{name}", "a name that is not empty and has no `=`")
     command = (spec.command,) if isinstance(spec.command, str) else (spec.command or ())
-    parts = (*command, *spec.args, spec.script or "", spec.workdir or "")
+    parts = (*command, *spec.args, spec.script or "", spec.workdir or "", *spec.outputs)
     if any("\0" in text for text in (*parts, *spec.env, *spec.env.values())):
         yield _bad("$", "free of NUL characters")
 

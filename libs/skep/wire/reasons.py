@@ -77,6 +77,10 @@ class Reason(StrEnum):
     NO_SECRET = "no-secret"
     NO_VAULT = "no-vault"
     NOT_BOUND_HERE = "not-bound-here"
+    NO_CODE = "no-code"
+    CODE_FULL = "code-full"
+    NO_OUTPUT = "no-output"
+    OUTPUT_CHANGED = "output-changed"
     OTHER_VAULT_KEY = "other-vault-key"
     OTHER_PLACE = "other-place"
     TOO_MANY_SECRETS = "too-many-secrets"
@@ -350,6 +354,10 @@ TEXT: dict[Reason, str] = {
     Reason.NO_SECRET: "there is no such secret, or the job does not name it",
     Reason.NO_VAULT: "this cluster keeps no secrets, or its vault does not answer",
     Reason.NOT_BOUND_HERE: "the job is not bound to this node",
+    Reason.NO_CODE: "the virtual cluster has no such snapshot of code, or not all of it",
+    Reason.CODE_FULL: "there is no room for more snapshots of code",
+    Reason.NO_OUTPUT: "the job's folder has no such file, or is not kept any more",
+    Reason.OUTPUT_CHANGED: "the file changed while it was copied",
     Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
     Reason.OTHER_PLACE: "the secret was sealed for another owner or name",
     Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",

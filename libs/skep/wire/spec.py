@@ -225,18 +225,21 @@ class JobSpec(_Part, frozen=True):
     without being stopped: it goes on where it is, opportunistically. `over_quota` says what a
     guaranteed job does while its VC's cells cannot hold it. `auto`: it has idle GPUs if it can give
     them back, and waits else. `wait`: it waits. `refuse`: it is not admitted. `opportunistic`: it
-    has idle GPUs even if a stop loses its work. `search` is the id of the
-    search whose trial it is, and given by that search alone. `distributed` says whether its
-    processes get what `torchrun` sets (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ...); without it those
-    of several workers, of elastic jobs and of jobs on parameter servers do. `python` is the
-    interpreter that runs the `script`, by its full path on the nodes or a name that is looked up
-    in PATH; the folder of a full path is first in the processes' PATH. Without it the cluster's
-    own interpreter runs a script, or the `python3` of the image. `secrets` are names of secrets by
-    the variables that hold their values in the job's processes; of `secret_files` a variable holds
-    the path of a file with the value. A job waits outside of its queue for the jobs in `after`, for
-    the time `begin` (a time with its zone, or a length such as `2h` after the submission), and with
-    `hold` until `skep release`. `array` names the tasks of an array, such as `0-99%8`: each becomes
-    a job of its own. `task` says which task a job is (`j7[3]`), and is given by admission alone.
+    has idle GPUs even if a stop loses its work. `search` is the id of the search whose trial it is,
+    and given by that search alone. `distributed` says whether its processes get what `torchrun`
+    sets (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ...); without it those of several workers, of elastic
+    jobs and of jobs on parameter servers do. `python` is the interpreter that runs the `script`, by
+    its full path on the nodes or a name that is looked up in PATH; the folder of a full path is
+    first in the processes' PATH. Without it the cluster's own interpreter runs a script, or the
+    `python3` of the image. `secrets` are names of secrets by the variables that hold their values
+    in the job's processes; of `secret_files` a variable holds the path of a file with the value. A
+    job waits outside of its queue for the jobs in `after`, for the time `begin` (a time with its
+    zone, or a length such as `2h` after the submission), and with `hold` until `skep release`.
+    `array` names the tasks of an array, such as `0-99%8`: each becomes a job of its own. `task`
+    says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
+    snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
+    that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
+    `workdir` that are kept when an attempt ends.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -274,6 +277,8 @@ class JobSpec(_Part, frozen=True):
     hold: bool = False
     array: Words | None = None
     task: Short = ""
+    code: Words = ""
+    outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
 
     @property
     def is_distributed(self) -> bool:

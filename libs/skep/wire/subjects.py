@@ -46,6 +46,10 @@ KEPT_SUBJECTS = (f"{PREFIX}.kept.*.*",)
 SECRETS = "SECRETS"
 SECRET_SUBJECTS = (f"{PREFIX}.secret.>",)
 """Sealed secrets, the latest value of each: `secret`."""
+CODE = "CODE"
+CODE_SUBJECTS = (f"{PREFIX}.snapshot.*.*.*",)
+"""Snapshots of code, the latest of each: `snapshot`."""
+SNAPSHOTS = f"{PREFIX}.snapshot.list.*.*"
 VAULT_KEY = f"{PREFIX}.secret.vault.key"
 """Where the vault says what secrets are sealed to."""
 
@@ -70,6 +74,9 @@ SPANS = f"{PREFIX}.span.*"
 REPLIES = f"{PREFIX}.reply.>"
 SEARCH_REQUESTS = f"{PREFIX}.search.>"
 """What is asked of searches, by VCs as a whole and by their people."""
+
+ANY_GATEWAY = "any"
+"""Where a node asks that does not know yet which gateway answers."""
 
 ANSWERS = "answers"
 """The token of an inbox behind which a node's name stands: `answers`."""
@@ -148,6 +155,27 @@ def secret(scope: str, owner: str, name: str) -> str:
     return f"{PREFIX}.secret.{scope}.{owner}.{name}"
 
 
+def snapshot(kind: str, vc: str, digest: str) -> str:
+    """Return where a part of a VC's snapshots is kept: a `chunk`, or the `list` of its chunks."""
+    return f"{PREFIX}.snapshot.{kind}.{vc}.{digest}"
+
+
+def snapshot_parts(subject: str) -> tuple[str, str, str]:
+    """Return kind, VC and digest of one of CODE's subjects."""
+    kind, vc, digest = subject.removeprefix(f"{PREFIX}.snapshot.").split(".")
+    return kind, vc, digest
+
+
+def code(node: str, gateway: str) -> str:
+    """Return where a node's agent asks a gateway for code; ANY_GATEWAY: every one of them."""
+    return f"{PREFIX}.code.{node}.{gateway}"
+
+
+def outputs(node: str) -> str:
+    """Return where a node answers which files a job left there, and with pieces of them."""
+    return f"{PREFIX}.outputs.{node}"
+
+
 def vault(node: str) -> str:
     """Return where a node's agent asks for the secrets of jobs that it is to run."""
     return f"{PREFIX}.vault.{node}"
@@ -194,7 +222,7 @@ def answering_node(subject: str) -> str:
     parsed = parse(subject)
     if parsed is None or parsed.second:
         return ""
-    if parsed.kind == "logs":
+    if parsed.kind in {"logs", "outputs"}:
         return parsed.first
     return parsed.first.removeprefix("node-") if _of_node(parsed) else ""
 

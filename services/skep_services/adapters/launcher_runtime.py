@@ -84,6 +84,7 @@ class LauncherRuntime(ProcessRuntime):
             "job": plan.job,
             "owner": plan.owner,
             "vc": plan.vc,
+            **({"work": plan.work} if plan.work else {}),
             "device_nodes": plan.device_nodes,
             "checkpoints": plan.checkpoints,
             "files": {
@@ -113,6 +114,10 @@ class LauncherRuntime(ProcessRuntime):
     async def remove_logs(self, job: str) -> None:
         """Remove the logs of a job, unless it has processes here."""
         await self._ask({"do": "remove", "job": job, "kind": "logs"})
+
+    async def remove_work(self, job: str) -> None:
+        """Remove the folders of a job's attempts, unless it has processes here."""
+        await self._ask({"do": "remove", "job": job, "kind": "work"})
 
     async def sweep_checkpoints(self, keep_s: float) -> list[str]:
         """Remove the checkpoints of jobs that no process here wrote to for long; return whose."""

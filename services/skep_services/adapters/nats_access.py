@@ -269,6 +269,7 @@ def services_account(users: Sequence[User]) -> Account:
         *_tenant_says("*", "*"),
         subjects.node_event("*", "*"),
         subjects.vault("*"),
+        subjects.code("*", "*"),
         *(subjects.REPORTS, subjects.HEARTBEATS, subjects.SPANS),
         *(subjects.answers(asker, "*") for asker in ASKERS),
     )
@@ -277,6 +278,7 @@ def services_account(users: Sequence[User]) -> Account:
         subjects.REPLIES,
         subjects.command("*"),
         subjects.logs("*"),
+        subjects.outputs("*"),
         subjects.health("*"),
     )
     return Account(
@@ -296,6 +298,7 @@ def node_account(node: str, password: str = "") -> Account:
     said = (
         subjects.node_event(node, "*"),
         subjects.vault(node),
+        subjects.code(node, "*"),
         *_node_tells(node),
         *_node_answers(node),
     )
@@ -377,7 +380,12 @@ def _node_answers(node: str) -> tuple[str, ...]:
 
 
 def _node_hears(node: str) -> tuple[str, ...]:
-    return (subjects.command(node), subjects.logs(node), subjects.health(node_identity(node)))
+    return (
+        subjects.command(node),
+        subjects.logs(node),
+        subjects.outputs(node),
+        subjects.health(node_identity(node)),
+    )
 
 
 def _service_export(subject: str) -> dict[str, Any]:
@@ -417,7 +425,9 @@ def people_grants() -> dict[str, Grants]:
             Grants.__add__,
             (
                 _follows(BOOTSTRAP, name)
-                for name in dict.fromkeys((*subjects.FACT_STREAMS, *ARCHIVED, subjects.SECRETS))
+                for name in dict.fromkeys(
+                    (*subjects.FACT_STREAMS, *ARCHIVED, subjects.SECRETS, subjects.CODE)
+                )
             ),
         ),
         # It asks the stream of submissions how far it is, on a subject that is no tenant's.
@@ -558,7 +568,23 @@ def _gateway(identity: str) -> Grants:
             ),
             heard,
         )
-        + _follows(identity, subjects.SECRETS),
+        + _follows(identity, subjects.SECRETS)
+        + _keeps_code(identity),
+    )
+
+
+def _keeps_code(identity: str) -> Grants:
+    """Keep snapshots of code, take out what no job names, and hand nodes what they are to run."""
+    api = "$JS.API.STREAM"
+    return _follows(identity, subjects.CODE, subjects.SNAPSHOTS) + Grants(
+        (
+            *subjects.CODE_SUBJECTS,
+            f"{api}.MSG.GET.{subjects.CODE}",
+            f"{api}.MSG.DELETE.{subjects.CODE}",
+            "_INBOX.*.>",
+            "_R_.>",
+        ),
+        (subjects.code("*", identity), subjects.code("*", subjects.ANY_GATEWAY)),
     )
 
 
@@ -568,6 +594,7 @@ def node_grants(node: str) -> Grants:
     says = (
         subjects.node_event(node, "*"),
         subjects.vault(node),
+        subjects.code(node, "*"),
         *_node_tells(node),
         *_node_answers(node),
         subjects.health(identity),
@@ -647,6 +674,7 @@ def _everything_asked() -> tuple[str, ...]:
         subjects.admin("*"),
         subjects.ACCESS_ASKED,
         subjects.logs("*"),
+        subjects.outputs("*"),
         subjects.health("*"),
         subjects.draft("*"),
     )

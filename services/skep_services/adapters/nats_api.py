@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 
+from skep.units import Instant
 from skep.wire.bounds import COUNT_MAX
 from skep_services.adapters.nats_client import Msg
 from skep_services.adapters.nats_link import Link, Silence
@@ -130,6 +132,7 @@ class Stored(msgspec.Struct, frozen=True):
     seq: int = 0
     hdrs: str = ""
     data: str = ""
+    time: datetime | None = None
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -144,6 +147,12 @@ class StoredMessage(msgspec.Struct, frozen=True):
         raw = base64.b64decode(self.message.hdrs if self.message else "").decode()
         pairs = (line.partition(":") for line in raw.split("\r\n")[1:] if ":" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+    @property
+    def at(self) -> Instant:
+        """When it was stored (wall-clock ns, to the microsecond); 0 if that is not known."""
+        time = self.message.time if self.message else None
+        return Instant(int(time.timestamp() * 1e6) * 1000 if time is not None else 0)
 
     @property
     def payload(self) -> bytes:

@@ -32,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 PAYLOAD_BYTES_MAX = MIB
 PENDING_BYTES_MAX = 32 * MIB
 """What the server keeps for one slow connection before it cuts it; far above a follower's batch."""
-STORE_BYTES_MAX = 40 * GIB
+STORE_BYTES_MAX = 44 * GIB
 """Above the sum of the limits of all streams; nothing is allocated before it is used."""
 MEMORY_BYTES_MAX = 256 * MIB
 CONNECTIONS_MAX = 4096

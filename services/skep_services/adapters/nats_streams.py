@@ -98,6 +98,9 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
 SECRET_BYTES_MAX = GIB
 """Ten thousand secrets of their largest size."""
 SECRET_MESSAGE_MAX = 64 * KIB
+CODE_BYTES_MAX = 4 * GIB
+"""Snapshots of four VCs that have as much as they may (`snapshot.VC_BYTES_MAX`). What no job names
+any more is taken out."""
 KEPT_BYTES_MAX = 4 * GIB
 """Two snapshots of each service, of ten million keys each."""
 
@@ -143,12 +146,26 @@ STREAM_PLANS = (
         deny_delete=False,
         latest_only=True,
     ),
+    StreamPlan(
+        name=subjects.CODE,
+        subjects=subjects.CODE_SUBJECTS,
+        message_max=FACT_MESSAGE_MAX,
+        bytes_max=CODE_BYTES_MAX,
+        duplicates=FACT_DUPLICATES,
+        deny_delete=False,
+        latest_only=True,
+    ),
 )
 
 STORE_BYTES_MIN = sum(plan.bytes_max for plan in STREAM_PLANS)
 """What the server's `max_file` must allow, because it reserves each stream's limit."""
 
-assert {plan.name for plan in STREAM_PLANS} == {*subjects.STREAMS, subjects.KEPT, subjects.SECRETS}
+assert {plan.name for plan in STREAM_PLANS} == {
+    *subjects.STREAMS,
+    subjects.KEPT,
+    subjects.SECRETS,
+    subjects.CODE,
+}
 
 
 class DriftedStreamError(Exception):

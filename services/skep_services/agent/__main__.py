@@ -34,6 +34,7 @@ from skep_services.agent.environment import container_folders, log_bytes_max
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
+from skep_services.agent.outputs import JobOutputs
 from skep_services.ports import LogRecord
 from skep_services.service import BeginAnewError, ConfigurationError, Fatal, Settings, run
 
@@ -220,11 +221,14 @@ async def main(chosen: Settings, log: Any) -> None:
 
     watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives).answer)
+    outputs = JobOutputs(bus, calls.code, shown)
+    await bus.listen(subjects.outputs(node), outputs.answer)
 
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
         watching.append(asyncio.create_task(old_logs.watch(shown, log_days, lives, log)))
+        watching.append(asyncio.create_task(calls.code.watch(lives, log)))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()
@@ -250,6 +254,7 @@ async def main(chosen: Settings, log: Any) -> None:
     finally:
         for task in watching:
             task.cancel()
+        await outputs.close()
         await calls.close()
         journal.close()
 

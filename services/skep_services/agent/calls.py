@@ -22,6 +22,7 @@ from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
+from skep_services.agent.code import JobCode, unpacks
 from skep_services.agent.environment import provide_job_library, run_plan
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
@@ -87,6 +88,9 @@ class AgentCalls:
         self._stores = Stores()
         self._mps = Mps(state, inherited, accounts=launcher is not None)
         self._secrets = JobSecrets(bus, state)
+        remove = launcher.remove_work if launcher is not None else None
+        self.code = JobCode(bus, runtime, state, self.shared, remove)
+        """The folders of jobs that brought their code."""
         self.access = RankAccess(node_key(state))
         """Which processes may speak for the ranks that this starts and finds."""
         self.access.any_account = launcher is not None
@@ -197,6 +201,9 @@ class AgentCalls:
         return any(isinstance(run, RunStarted) for run in runs)
 
     async def _exited(self, run: RunExited) -> None:
+        if unpacks(run.token):
+            await self.code.ended(run)
+            return
         self._forget_secrets(run.token)
         assert self._answer is not None
         await self._answer(run)
@@ -207,7 +214,7 @@ class AgentCalls:
             self._spawn(self._launcher.remove_files(token))
 
     async def _list(self, answer: Answer) -> None:
-        runs = tuple(await self._runtime.runs())
+        runs = tuple(run for run in await self._runtime.runs() if not unpacks(run.token))
         self._secrets.keep_only(run.token for run in runs if isinstance(run, RunStarted))
         if self._launcher is not None:
             living = [run.token for run in runs if isinstance(run, RunStarted)]
@@ -301,6 +308,9 @@ class AgentCalls:
             return RunNotStarted(
                 command.token, *not_written(str(error.filename or self._state), error)
             )
+        trouble = await self.code.provide(command.command, command.token)
+        if trouble is not None:
+            return trouble
         # With a launcher, the process makes the files itself, with the rights of its account.
         files: dict[str, bytes] | None = {} if accounts else None
         secrets = await self._secrets.provide(command.command, command.token, files)
@@ -328,8 +338,10 @@ class AgentCalls:
             payload = codec.encode(event.message)
             await self._bus.publish(event.subject, payload, event.key, headers)
             ended = event.message
-            if isinstance(ended, MemberExited) and ended.outcome is Outcome.SUCCEEDED:
-                await self._drop_checkpoints(ended.job)
+            if isinstance(ended, MemberExited):
+                if ended.outcome is Outcome.SUCCEEDED:
+                    await self._drop_checkpoints(ended.job)
+                await self.code.over(ended.job, ended.attempt)
             await answer(machine.Published(event.event))
 
     async def _drop_checkpoints(self, job: str) -> None:

@@ -126,6 +126,10 @@ def run_plan(
     image, argv = command.image, tuple(command.argv)
     library: dict[str, str] = {}
     checkpoints = str(Checkpoints(state, inherited).path(command.job))
+    work = str(state / "work" / command.job / str(command.attempt)) if command.code else ""
+    workdir = command.workdir or _usual_workdir(checkpoints if image else str(state), accounts)
+    if work:
+        workdir = os.path.normpath(os.path.join(work, command.workdir))
     script = python_path = ""
     if argv[0] == AGENT_PYTHON:
         script = "" if image else argv[SCRIPT_AT]
@@ -156,11 +160,11 @@ def run_plan(
         },
         image=image,
         gpus=devices.names(plan.devices) if image else (),
-        workdir=command.workdir or _usual_workdir(checkpoints if image else str(state), accounts),
+        workdir=workdir,
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
-        folders=(checkpoints, *container_folders(inherited)),
+        folders=(checkpoints, *container_folders(inherited), *((work, workdir) if work else ())),
         folders_to_read=(str(job_library_path(state)), str(socket_path(state).parent)),
         python_path=python_path,
         job=command.job,
@@ -170,6 +174,7 @@ def run_plan(
         checkpoints=checkpoints,
         meets=_meets(command),
         fresh=not command.joins and is_restored(command.epoch, 1),
+        work=work,
     )
 
 

@@ -88,7 +88,7 @@ def order() -> tuple[str, ...]:
     """
     facts = [name for name in subjects.STREAMS if name in subjects.FACT_STREAMS]
     inputs = [name for name in subjects.STREAMS if name not in subjects.FACT_STREAMS]
-    return (subjects.KEPT, *facts, *inputs, subjects.SECRETS)
+    return (subjects.KEPT, *facts, *inputs, subjects.SECRETS, subjects.CODE)
 
 
 class Snapshot:

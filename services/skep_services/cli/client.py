@@ -116,7 +116,7 @@ def _with_environment(login: credentials.Login) -> Target:
     return Target(login.url, token, "", os.environ.get(CA) or login.ca)
 
 
-def query(path: str, **parameters: Any) -> str:
+def query(path: str, /, **parameters: Any) -> str:
     """Return a path with its query; parameters that are None are left out."""
     given = {name: str(value) for name, value in parameters.items() if value is not None}
     if not given:

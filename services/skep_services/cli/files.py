@@ -57,6 +57,9 @@ def missing(tree: dict[str, Any]) -> list[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
     workdir, script, python = tree.get("workdir"), tree.get("script"), tree.get("python")
+    if tree.get("code"):
+        # Its files travel with it, and were looked for when they were taken.
+        script = workdir = None
     if isinstance(workdir, str) and not os.path.isdir(workdir):
         found.append(("$.workdir", f"workdir {workdir} is no folder on this machine"))
     elif tree.get("runtime") is None:

@@ -45,6 +45,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("show", "everything about one job"),
         "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),
+        "artifacts": ("artifacts", "the files that a job keeps as its outputs"),
+        "cp": ("artifacts", "copy a file or folder of a job's folder here"),
         "cancel": ("jobs", "end jobs"),
         "retry": ("jobs", "begin the failed tasks of arrays anew"),
         "suspend": ("changes", "have jobs stand still; --release gives their GPUs to others"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from skep_services.cli import render
 
 BAR = 24
+MIB = 1024 * 1024
 TOLD_PART = 0.01
 """What has to be done before the length of the rest is guessed."""
 
@@ -59,6 +60,30 @@ class Progress:
         """Take the line away."""
         if self.shown and self.width:
             sys.stderr.write("\r" + " " * self.width + "\r")
+            sys.stderr.flush()
+
+
+class Transfer:
+    """How much of something has been sent or copied. Without a terminal nothing is ever said."""
+
+    def __init__(self, what: str) -> None:
+        """Begin to tell of `what`, such as `sending code`."""
+        self._what = what
+        self._shown = render.is_terminal(sys.stderr)
+        self._width = 0
+
+    def tell(self, done: int, total: int) -> None:
+        """Show how many of the bytes are done."""
+        if self._shown:
+            text = f"{self._what}: {done / MIB:.0f} of {total / MIB:.0f} MiB"
+            sys.stderr.write("\r" + text.ljust(self._width))
+            sys.stderr.flush()
+            self._width = len(text)
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
             sys.stderr.flush()
 
 

@@ -9,7 +9,7 @@ from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
-from skep_services.cli import exits, files, logs, render, specs, submit
+from skep_services.cli import code, exits, files, logs, render, specs, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.jobs import (
@@ -87,6 +87,14 @@ def options_run(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--no-check", action="store_true", help="do not look for its files on this machine"
     )
+    code.options_code(parser)
+    parser.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="keep this path of the job's folder when it ends (with --code; repeatable)",
+    )
     parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
     parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
@@ -100,10 +108,12 @@ def run_run(arguments: Namespace) -> int:
     tree = spec_of(arguments)
     if "vc" not in tree:
         tree["vc"] = submit.default_vc(client)
+    code.settle(tree, arguments)
     document = specs.Document("the command line", tree, {})
     submit.check([document])
     if not arguments.no_check:
         files.check_files([document], local=client.target.local())
+    code.send(client, [tree], arguments)
     result = submit.send(client, document, None)
     if result["accepted"] is False or arguments.detach:
         if arguments.json:
@@ -132,7 +142,7 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "name": arguments.name or os.path.basename(words[0]) or "run",
         "resources": {"gpus": arguments.gpus, "workers": arguments.workers},
-        "workdir": os.getcwd(),
+        **({} if arguments.code else {"workdir": os.getcwd()}),
     }
     if words[0].endswith(".py"):
         tree["script"] = words[0]
@@ -160,6 +170,8 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["distributed"] = arguments.distributed
     if arguments.opportunistic:
         tree["service_class"] = "opportunistic"
+    if arguments.output:
+        tree["outputs"] = arguments.output
     if arguments.env:
         tree["env"] = dict(map(_variable, arguments.env))
     return tree

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skep_services.cli import exits, render, specs
+from skep_services.cli import code, exits, render, specs
 from skep_services.cli.client import query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
@@ -121,8 +121,10 @@ def _submit(arguments: Namespace) -> int:
         if tree.get("vc") is None:
             tree["vc"] = default_vc(client)
         if isinstance(tree.get("job"), dict):
-            specs.settle_paths(tree["job"])
+            keeps_workdir = code.settle(tree["job"], arguments)
+            specs.settle_paths(tree["job"], keeps_workdir=keeps_workdir)
     check(document)
+    code.send(client, [{**tree["job"], "vc": tree["vc"]}], arguments)
     headers = {"Idempotency-Key": arguments.key or os.urandom(16).hex()}
     answer = client.post_bytes("/v1/searches", encode(tree), headers)
     if arguments.json:

@@ -140,16 +140,19 @@ def put(tree: Any, assignment: str) -> None:
     tree[keys[-1]] = value
 
 
-def settle_paths(tree: dict[str, Any]) -> None:
+def settle_paths(tree: dict[str, Any], *, keeps_workdir: bool = False) -> None:
     """Make `workdir` absolute, from the current folder, which it also is where none is given.
 
     So is a `python` that is a path; a name is looked up where the job runs.
 
     Args:
         tree: The spec; it is changed.
+        keeps_workdir: Its `workdir` is in its own folder (`code`), and is left as it is.
     """
     workdir = tree.get("workdir")
-    if workdir is None:
+    if keeps_workdir:
+        pass
+    elif workdir is None:
         tree["workdir"] = os.getcwd()
     elif isinstance(workdir, str) and workdir:
         tree["workdir"] = os.path.abspath(os.path.expanduser(workdir))

@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, files, pipelines, specs
+from skep_services.cli import code, exits, files, pipelines, specs
 from skep_services.cli.client import Client, is_header_text
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
@@ -44,6 +44,7 @@ def options_spec(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--no-check", action="store_true", help="leave all checks of the specs to the cluster"
     )
+    code.options_code(parser)
 
 
 def run_submit(arguments: Namespace) -> int:
@@ -59,6 +60,7 @@ def run_submit(arguments: Namespace) -> int:
     if not arguments.no_check:
         check(documents)
         files.check_files(documents, local=client.target.local())
+    code.send(client, [document.tree for document in documents], arguments)
     named = pipelines.pipelines_of(documents)
     results = pipelines.send_all(client, named, arguments.key, send)
     if arguments.json:
@@ -88,7 +90,7 @@ def prepare(document: Document, arguments: Namespace, client: Client) -> None:
             tree[key] = value
     if tree.get("vc") is None:
         tree["vc"] = default_vc(client)
-    specs.settle_paths(tree)
+    specs.settle_paths(tree, keeps_workdir=code.settle(tree, arguments))
 
 
 def default_vc(client: Client) -> str:

@@ -86,6 +86,11 @@ class SearchesView:
         if self.position % SLICE == 0:
             await asyncio.sleep(0)
 
+    def code_of(self, vc: str) -> set[str]:
+        """Return the snapshots of code that the jobs of a VC's running searches have."""
+        found = self._machine.searches.values()
+        return {one.spec.job.code for one in found if one.spec.vc == vc and one.spec.job.code}
+
     def apply(self, facts: codec.Facts) -> None:
         """Take over a record's facts."""
         for fact in facts.facts:

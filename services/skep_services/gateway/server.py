@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import ssl
@@ -21,6 +22,8 @@ from skep_services.collection import short_pauses
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.code import Code
+from skep_services.gateway.code_store import CodeStore
 from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
@@ -31,6 +34,7 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.report import Reports
@@ -88,6 +92,9 @@ class Gateway:
         self.people = self._peopled()
         self._foreign = ForeignSeen(log.error)
         self.secrets = SecretViews(bus, clock)
+        self.code_store = CodeStore(bus, clock, self._named)
+        self.code = Code(bus, self.code_store, lambda: self.indexer.fold.state, identity)
+        self._collecting: asyncio.Task[None] | None = None
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
@@ -112,6 +119,7 @@ class Gateway:
             await self._forget(str(error))
             await self._follow()
         await self._follow_stream(subjects.SECRETS, 0, 0, self.secrets.deliver)
+        await self._open_code()
         for subject in CORE:
             await self._listen(subject, self.indexer.deliver_core)
         await self._listen(subjects.SPANS, self.indexer.deliver_spans)
@@ -150,6 +158,9 @@ class Gateway:
     async def close(self) -> None:
         """Stop answering, stop following, write what is left."""
         self.hub.close()
+        if self._collecting is not None:
+            self._collecting.cancel()
+        await self.code.close()
         if self._runner is not None:
             await self._runner.cleanup()
         for subscription in self._subscriptions:
@@ -199,6 +210,21 @@ class Gateway:
 
         begin = followed.begin
         self._subscriptions.append(await self._bus.follow(stream, begin, deliver, (), known))
+
+    async def _open_code(self) -> None:
+        """Follow which snapshots of code there are, and hand nodes theirs."""
+        taken = (subjects.SNAPSHOTS,)
+        following = await self._bus.follow(subjects.CODE, 0, self.code_store.deliver, taken)
+        self._subscriptions.append(following)
+        for gateway in dict.fromkeys((self._identity, subjects.ANY_GATEWAY)):
+            await self._listen(subjects.code("*", gateway), self.code.answer)
+        self._collecting = asyncio.create_task(self.code_store.collect_for_ever())
+
+    def _named(self, vc: str) -> set[str]:
+        """Return the snapshots that unfinished jobs of a VC name, and its searches."""
+        jobs = self.indexer.fold.state.jobs.values()
+        named = {job.spec.code for job in jobs if job.spec.vc == vc and job.spec.code}
+        return named | self.searches.code_of(vc)
 
     async def _forget(self, why: str) -> None:
         """Begin the view anew."""
@@ -251,6 +277,7 @@ class Gateway:
         metrics.watch(indexer, self.hub, clock)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer, self.people.note)
         await submitter.listen()
+        submitter.check_code = self.code.check
         estimates = Estimates(indexer, self.models.calibration, clock)
         drafts = Drafts(self._bus, indexer, clock, estimates)
         jobs = Jobs(indexer, watch, submitter, metrics, clock, drafts)
@@ -285,6 +312,8 @@ class Gateway:
                 *limits.routes(),
                 *self.people.routes(),
                 *self.secrets.routes(),
+                *self.code.routes(),
+                *Outputs(self._bus, jobs).routes(),
             ]
         )
         return application

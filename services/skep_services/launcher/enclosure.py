@@ -10,6 +10,7 @@ requires it, and said at each start of the launcher and by `skep doctor` if it d
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -240,6 +241,7 @@ class Apart(Enclosure):
             if "init" in known.about:
                 namespace = self._namespaces.open(Init(*known.about["init"]))
             view = self._view(plan, account)
+            self._work(plan, account)
             ours = self._checkpoints(plan, account)
             nodes = [plans.number_of(node) for node in (*plan["device_nodes"], *self._common(plan))]
             numbers = [each for each in nodes if each is not None]
@@ -291,6 +293,7 @@ class Apart(Enclosure):
         assert account is not None, "it was admitted"
         workdir, limits = plan["workdir"], self._policy.limits
         try:
+            inside_work = self._work(plan, account)
             ours = self._checkpoints(plan, account)
             self._folders.share_log(plan["log_path"], account.uid)
         except OthersError as error:
@@ -307,7 +310,8 @@ class Apart(Enclosure):
             if not workdir:
                 text = f"workdir {plan['workdir']} may not be entered by {account.name}"
                 return refusal(NotStarted(text))
-            if not any(workdir == each or workdir.startswith(each + "/") for each in self._allowed):
+            allowed = (*self._allowed, *([inside_work] if inside_work else ()))
+            if not any(workdir == each or workdir.startswith(each + "/") for each in allowed):
                 text = (
                     f"workdir {workdir} is in none of {', '.join(self._allowed) or 'no folder'} "
                     "([view] workdirs of the launcher's policy)"
@@ -377,6 +381,21 @@ class Apart(Enclosure):
             return False
         self._folders.provide_checkpoints(plan["job"], account)
         return True
+
+    def _work(self, plan: Mapping[str, Any], account: Account) -> str:
+        """Make the folder of a job's attempts if the plan names one in it; return it, or nothing.
+
+        Raises:
+            OSError: It cannot be made, or the plan names another place.
+        """
+        if not plan.get("work"):
+            return ""
+        above = os.path.join(self._folders.root, folders.WORK)
+        parts = folders.inside(plan["work"], above)
+        if parts is None or len(parts) != 2 or parts[0] != plan["job"]:
+            raise OSError(errno.EACCES, f"it is not in {above}/{plan['job']}", plan["work"])
+        self._folders.provide_work(plan["job"], account)
+        return os.path.join(os.path.realpath(above), plan["job"])
 
     # --- while it lives -------------------------------------------------------------------------
 
@@ -503,7 +522,7 @@ class Apart(Enclosure):
         self._groups.remove_unknown(marks)
         for job, _ in self._folders.jobs_of(folders.SCRATCH):
             self.remove(folders.SCRATCH, job)
-        for kind in (folders.SCRATCH, folders.CHECKPOINTS, folders.LOGS):
+        for kind in (folders.SCRATCH, folders.CHECKPOINTS, folders.LOGS, folders.WORK):
             above = os.path.join(self._folders.root, kind)
             for name in os.listdir(above):
                 if name.startswith("."):

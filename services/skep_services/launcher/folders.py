@@ -5,6 +5,8 @@
     JOBS/logs/<job>/<attempt>/rankN.log    the account's, and to read for the agent's group
     JOBS/checkpoints/<job>/           the account's alone
     JOBS/scratch/<job>/tmp, shm       the account's alone; /tmp and /dev/shm of the job
+    JOBS/code/                        the agent's: snapshots of code, to read for who knows the name
+    JOBS/work/<job>/<attempt>/        the account's, and to read for the agent: its code and outputs
 
 Every path is walked by descriptors, from a folder that root owns, and a link on the way is an
 error: neither the agent nor a job can make the launcher open another file than is named.
@@ -17,6 +19,7 @@ import itertools
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterator
 
 from skep_services.agent.runner_log import open_file
@@ -31,6 +34,12 @@ LOOKED_AT_MAX = 1000
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOGS, CHECKPOINTS, SCRATCH, SOCK, LIB = "logs", "checkpoints", "scratch", "sock", "lib"
+WORK, CODE = "work", "code"
+
+ACL_VERSION = 2
+ACL_ENTRY = struct.Struct("<HHI")
+ACL_ACCESS, ACL_DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+NO_ID = 0xFFFFFFFF
 
 
 class OthersError(OSError):
@@ -55,9 +64,9 @@ class Folders:
         os.makedirs(root, mode=0o711, exist_ok=True)
         os.chmod(root, 0o711)  # noqa: S103 - others may pass through, not look
         self._root = os.open(root, FOLDER)
-        for name in (LOGS, CHECKPOINTS, SCRATCH):
+        for name in (LOGS, CHECKPOINTS, SCRATCH, WORK):
             os.close(_made(self._root, name, 0o711, (0, 0)))
-        for name, mode in ((SOCK, 0o711), (LIB, 0o755)):
+        for name, mode in ((SOCK, 0o711), (LIB, 0o755), (CODE, 0o711)):
             os.close(_made(self._root, name, mode, agent))
 
     def open_log(self, path: str, flags: int, owner: int) -> int:
@@ -128,6 +137,27 @@ class Folders:
         self._own(CHECKPOINTS, job, account)
         return os.path.join(self.root, CHECKPOINTS, job)
 
+    def provide_work(self, job: str, account: Account) -> None:
+        """Make the folder of a job's attempts, if need be: the account's, and the agent's to read.
+
+        What the job makes in it can be read by the agent too, whatever the account's umask, if the
+        file system has access control lists.
+
+        Raises:
+            OSError: It cannot be made, or is another account's.
+        """
+        self._own(WORK, job, account)
+        place = os.path.join(self.root, WORK, job)
+        handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            for kind in (ACL_ACCESS, ACL_DEFAULT):
+                os.setxattr(handle, kind, _readable_by(self._agent[0]))
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+        finally:
+            os.close(handle)
+
     def provide_scratch(self, job: str, account: Account) -> str:
         """Return the folder that holds a job's `tmp` and `shm`, made if need be.
 
@@ -162,6 +192,19 @@ class Folders:
         finally:
             os.close(above)
         return [(name, at) for name, at in found if at is not None]
+
+
+def _readable_by(uid: int) -> bytes:
+    """Return a list of who may do what: the owner all, one more account look and read."""
+    entries = (
+        (0x01, 7, NO_ID),  # the owner
+        (0x02, 5, uid),
+        (0x04, 0, NO_ID),  # its group
+        (0x10, 5, NO_ID),  # what is the most for all but the owner
+        (0x20, 0, NO_ID),  # others
+    )
+    packed = (ACL_ENTRY.pack(*entry) for entry in entries)
+    return struct.pack("<I", ACL_VERSION) + b"".join(packed)
 
 
 def inside(path: str, folder: str) -> list[str] | None:

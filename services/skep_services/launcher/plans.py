@@ -27,7 +27,9 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LOG_BYTES_MAX = 1 << 50
 
 TEXTS = ("token", "workdir", "script", "log_path", "job", "owner", "vc", "checkpoints")
-KNOWN = frozenset({*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "fresh"})
+KNOWN = frozenset(
+    {*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "fresh", "work"}
+)
 
 
 def check(plan: Any, patterns: Sequence[str]) -> None:
@@ -58,6 +60,8 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
         if plan[name] and not PERSON.fullmatch(plan[name]):
             text = f"{name} {plan[name][:64]!r} is no name"
             _refuse(text)
+    if not isinstance(plan.get("work", ""), str) or "\0" in plan.get("work", ""):
+        _refuse("work is no text")
     _check_words(plan["argv"])
     _check_variables(plan["env"])
     _check_paths(plan)

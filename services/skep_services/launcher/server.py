@@ -9,9 +9,9 @@ open, and adds to it:
                                             "requires": [feature], "mode"}
     {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
                                            for a container, which an engine starts
-    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints` or `logs`,
-     "kind"}                               unless it has a run here; or `files` of secrets of a
-                                           container, whose run is then what `job` names
+    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints`, `logs` or
+     "kind"}                               `work`, unless it has a run here; or `files` of secrets
+                                           of a container, whose run is then what `job` names
     {"id": 9, "do": "keep", "tokens"}   -> {"id": 9, "done": true}     the files of secrets of all
                                            other containers are removed
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
@@ -110,7 +110,7 @@ class LauncherServer(Server):
                 if kind == "files":
                     self._apart.remove_files(str(request["job"]))
                     return {"done": True}
-                if kind not in {folders.CHECKPOINTS, folders.LOGS}:
+                if kind not in {folders.CHECKPOINTS, folders.LOGS, folders.WORK}:
                     return {"error": f"{str(kind)[:64]!r} is not to be removed"}
                 self._apart.remove(kind, str(request["job"]))
                 return {"done": True}

@@ -234,6 +234,8 @@ def _bind_command(
         owner=job.owner,
         secrets=job.spec.secrets,
         secret_files=job.spec.secret_files,
+        code=job.spec.code,
+        outputs=job.spec.outputs,
     )
 
 
