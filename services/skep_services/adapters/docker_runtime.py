@@ -42,7 +42,15 @@ from skep_services.adapters.ends import Ends
 from skep_services.agent import proc
 from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
-from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_services.ports import (
+    Entered,
+    EnterPlan,
+    NotEntered,
+    RunExited,
+    RunNotStarted,
+    RunPlan,
+    RunStarted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +161,9 @@ class DockerRuntime:
                 self._write(run.kept)
             found.append(_started(run.kept) if run.kept.end is None else _exited(run.kept))
         return found
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        return NotEntered("not-running: its process has ended, or is being ended")
 
     async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
         assert plan.image, f"run {plan.token} has no image"

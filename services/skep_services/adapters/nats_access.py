@@ -278,6 +278,7 @@ def services_account(users: Sequence[User]) -> Account:
         subjects.command("*"),
         subjects.logs("*"),
         subjects.health("*"),
+        subjects.terminal("*"),
     )
     return Account(
         name=SERVICES_ACCOUNT,
@@ -377,7 +378,12 @@ def _node_answers(node: str) -> tuple[str, ...]:
 
 
 def _node_hears(node: str) -> tuple[str, ...]:
-    return (subjects.command(node), subjects.logs(node), subjects.health(node_identity(node)))
+    return (
+        subjects.command(node),
+        subjects.logs(node),
+        subjects.health(node_identity(node)),
+        subjects.terminal(node),
+    )
 
 
 def _service_export(subject: str) -> dict[str, Any]:
@@ -553,6 +559,8 @@ def _gateway(identity: str) -> Grants:
                 LOOK_UP,
                 subjects.secret("vc", "*", "*"),
                 subjects.secret("person", "*", "*"),
+                # Operators ask no node for a session: the gateway knows the rights of people.
+                subjects.terminal("*"),
             ),
             heard,
         )

@@ -45,6 +45,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "show": ("show", "everything about one job"),
         "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),
+        "exec": ("terminals", "run a command in a running job, with a terminal or without"),
+        "attach": ("terminals", "come back to the terminal of a job that is a shell"),
         "cancel": ("jobs", "end jobs"),
         "suspend": ("changes", "have jobs stand still; --release gives their GPUs to others"),
         "resume": ("changes", "have suspended jobs go on"),

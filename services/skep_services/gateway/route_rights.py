@@ -17,6 +17,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/jobs/{job}/trace"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/blame"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/logs"): Action.READ_LOGS,
+    ("GET", "/v1/jobs/{job}/terminal"): Action.ENTER,
     ("GET", "/v1/events"): Action.SEE_JOBS,
     ("GET", "/v1/searches"): Action.SEE_JOBS,
     ("POST", "/v1/searches"): Action.SEARCH,
