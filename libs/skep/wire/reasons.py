@@ -46,6 +46,8 @@ class Reason(StrEnum):
     # Why a session in a running job was refused, or ended.
     JOB_SUSPENDED = "job-suspended"
     NO_TERMINAL = "no-terminal"
+    TAKEN_OVER = "taken-over"
+    NOTHING_LISTENS = "nothing-listens"
     CANNOT_EXECUTE = "cannot-execute"
     TOO_MANY_SESSIONS = "too-many-sessions"
     ATTEMPT_OVER = "attempt-over"
@@ -389,6 +391,8 @@ TEXT: dict[Reason, str] = {
     Reason.PRIORITY_TOO_HIGH: "the priority is above the limit of the person's role",
     Reason.JOB_SUSPENDED: "the job stands still: what is run in it would stand still too",
     Reason.NO_TERMINAL: "the job is no shell, so there is no terminal to attach to",
+    Reason.TAKEN_OVER: "the terminal was attached to from elsewhere",
+    Reason.NOTHING_LISTENS: "no process of the job's machine listens on the port",
     Reason.CANNOT_EXECUTE: "the command cannot be executed in the job",
     Reason.TOO_MANY_SESSIONS: "as many sessions are open as there may be",
     Reason.ATTEMPT_OVER: "the attempt has ended, and what ran in it",

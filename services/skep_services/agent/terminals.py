@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -85,7 +86,7 @@ class Terminals:
         if isinstance(plan, Over):
             await tell.over(plan)
             return
-        session = Session(tell, plan, self._enter, self._forget)
+        session = Session(tell, wanted, plan, self._enter, self._forget)
         self._sessions[frame.session] = session
         session.begin(frame.number)
 
@@ -152,10 +153,16 @@ class Session:
     """One session, from its OPEN on."""
 
     def __init__(
-        self, tell: Teller, plan: EnterPlan, enter: Enter, forget: Callable[[str], None]
+        self,
+        tell: Teller,
+        wanted: Open,
+        plan: EnterPlan,
+        enter: Enter,
+        forget: Callable[[str], None],
     ) -> None:
         """Take what is to run; `begin` starts it."""
-        self._tell, self._plan, self._enter, self._forget = tell, plan, enter, forget
+        self._wanted, self._plan = wanted, plan
+        self._tell, self._enter, self._forget = tell, enter, forget
         self._window = Window()
         self._room = asyncio.Event()
         self._input: asyncio.Queue[Frame] = asyncio.Queue()
@@ -229,7 +236,25 @@ class Session:
         if code is None:
             text = "what holds the job's processes has gone, and the command with it"
             return Over(reason=Reason.SESSION_LOST, text=text)
-        return Over(code=code)
+        return self._said(code) or Over(code=code)
+
+    def _said(self, code: int) -> Over | None:
+        """Return what one of the agent's own programs says by the signal that it ended by."""
+        job, port = self._wanted.job, self._wanted.port
+        match self._wanted.what, -code:
+            case "attach", signal.SIGUSR1:
+                text = f"{job} is no shell: `skep exec {job} -- bash` opens one in it"
+                return Over(reason=Reason.NO_TERMINAL, text=text)
+            case "attach", signal.SIGUSR2:
+                text = f"{job} was attached to from elsewhere"
+                return Over(reason=Reason.TAKEN_OVER, text=text)
+            case "forward", signal.SIGUSR1:
+                text = (
+                    f"nothing listens on port {port} where rank {self._wanted.rank} of {job} runs"
+                )
+                return Over(reason=Reason.NOTHING_LISTENS, text=text)
+            case _:
+                return None
 
     async def _show(self, entered: Entered) -> None:
         """Send output until there is no more."""

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from typing import Any
 
-from skep_services.cli import exits, session
-from skep_services.cli.client import Client, quote
+from skep_services.cli import exits, run, session, specs, submit
+from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, quote
 from skep_services.cli.exits import CommandError
+from skep_services.cli.jobs import ended_text, positive
 from skep_services.cli.options import Command, client_of, job_argument, print_json, say
 
 NOT_RUN = 125
 """The exit code of `skep exec` where the command did not run to its end: others are its own."""
 CAPTURED_BYTES_MAX = 8 * 1024 * 1024
 """What `exec --json` keeps of each output; what is beyond it is counted."""
+HOLDER = ("python3", "-m", "skep_job.terminal")
+READY_WITHIN_S = 10.0
+"""How long a shell may take from its process's start until it can be attached to: 0.1 s."""
+READY_EVERY_S = 0.1
 DETACH_HELP = "Ctrl-p Ctrl-q leaves it as it is: `skep attach` comes back"
 
 
@@ -155,4 +162,144 @@ def attached(client: Client, job: str, *, as_json: bool) -> int:
     return ended.code
 
 
-COMMANDS = {"exec": Command(options_exec, run_exec), "attach": Command(options_attach, run_attach)}
+def options_shell(parser: ArgumentParser) -> None:
+    """Add what `shell` takes."""
+    parser.usage = "skep shell [--gpus N] [--name NAME] [...] [-- COMMAND [ARG...]]"
+    parser.epilog = (
+        f"The shell is a job: it goes on when this command or its connection ends.\n{DETACH_HELP}.\n"
+        "It begins in this folder. Without a COMMAND it is the account's shell.\n\n" + exits.HELP
+    )
+    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs (default 1)")
+    parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
+    parser.add_argument("--name", default="shell", help="the job's name (default shell)")
+    parser.add_argument("--vc", help="virtual cluster")
+    parser.add_argument("--time", metavar="TIME", help="limit, such as 90s, 15m, 2h")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable, or pass on the one of this shell (repeatable)",
+    )
+    parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="what to run in its place")
+
+
+def run_shell(arguments: Namespace) -> int:
+    """Submit a job that is a shell, and attach to it once it runs.
+
+    Returns:
+        The exit code: the shell's if it ended, 0 if the person left it.
+
+    Raises:
+        CommandError: This is no terminal, or the cluster refuses the job.
+    """
+    if not arguments.detach and not session.is_terminal():
+        raise CommandError(exits.USAGE, "this is no terminal: with -d the shell waits for `attach`")
+    client = client_of(arguments, PATIENCE_FOLLOWING_S)
+    document = specs.Document("the command line", _shell_spec(arguments, client), {})
+    submit.check([document])
+    result = submit.send(client, document, None)
+    if result["accepted"] is False or arguments.detach:
+        if arguments.json:
+            print_json(result)
+        else:
+            submit.tell(result, quiet=arguments.detach)
+        return exits.FAILED if result["accepted"] is False else exits.OK
+    job = str(result["job"])
+    say(f"{job} submitted; {DETACH_HELP}")
+    try:
+        row = run.wait_started(client, job)
+    except KeyboardInterrupt:
+        client.close()
+        return run.interrupted(client, job, ask=True)
+    if row["state"] not in ("running", "suspended"):
+        say(ended_text(row))
+        return exits.FAILED
+    return _first_attached(client, job, as_json=arguments.json)
+
+
+def _shell_spec(arguments: Namespace, client: Client) -> dict[str, Any]:
+    words = arguments.command
+    tree: dict[str, Any] = {
+        "name": arguments.name,
+        "vc": arguments.vc or submit.default_vc(client),
+        "command": [*HOLDER, "--", *words] if words else list(HOLDER),
+        "workdir": os.getcwd(),
+        "resources": {"gpus": arguments.gpus},
+        "env": {"TERM": os.environ.get("TERM", "xterm"), **dict(map(run.variable, arguments.env))},
+    }
+    if arguments.gpu_type:
+        tree["resources"]["gpu_type"] = arguments.gpu_type
+    if arguments.time:
+        tree["limits"] = {"time": arguments.time}
+    return tree
+
+
+def _first_attached(client: Client, job: str, *, as_json: bool) -> int:
+    """Attach to a shell that has been started just now.
+
+    Raises:
+        CommandError: As `attached`.
+    """
+    until = time.monotonic() + READY_WITHIN_S
+    while True:
+        try:
+            return attached(client, job, as_json=as_json)
+        except CommandError as error:
+            early = error.error["reason"] == "no-terminal" and time.monotonic() < until
+            if not early:
+                raise
+            time.sleep(READY_EVERY_S)
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+def options_forward(parser: ArgumentParser) -> None:
+    """Add what `port-forward` takes."""
+    parser.usage = "skep port-forward [--rank N] JOB PORT[:LOCAL] [PORT[:LOCAL]...]"
+    parser.epilog = (
+        "Connections to 127.0.0.1:LOCAL go to the port on the machine of the rank, as the job's\n"
+        "own processes reach it. Ctrl-C ends it.\n\n" + exits.HELP
+    )
+    job_argument(parser)
+    parser.add_argument("ports", nargs="+", metavar="PORT[:LOCAL]", help="from 1 to 65535")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="which rank (default 0)")
+
+
+def run_forward(arguments: Namespace) -> int:
+    """Carry connections to ports of a job, until this command is interrupted.
+
+    With `--json` it prints one line with the ports once they listen.
+
+    Returns:
+        The exit code: 130 after an interrupt.
+
+    Raises:
+        CommandError: There is no such job, or a port is none, or is taken here.
+    """
+    from skep_services.cli import forwarding
+
+    pairs = [forwarding.ports_of(text) for text in arguments.ports]
+    if arguments.rank < 0:
+        raise CommandError(exits.USAGE, f"--rank {arguments.rank}: a number from 0")
+    client = client_of(arguments)
+    row = client.get(f"/v1/jobs/{quote(arguments.job)}")
+    forwarder = forwarding.Forwarder(client, row["job"], arguments.rank)
+    listening = [(port, forwarder.listen(port, local)) for port, local in pairs]
+    if arguments.json:
+        print_json({"job": row["job"], "ports": [{"port": p, "local": at} for p, at in listening]})
+        sys.stdout.flush()
+    for port, local in listening:
+        say(f"127.0.0.1:{local} is port {port} of {row['job']}")
+    forwarder.serve()
+    return exits.OK
+
+
+COMMANDS = {
+    "shell": Command(options_shell, run_shell, takes_command=True),
+    "port-forward": Command(options_forward, run_forward),
+    "exec": Command(options_exec, run_exec, takes_command=True),
+    "attach": Command(options_attach, run_attach),
+}
