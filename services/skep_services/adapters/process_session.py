@@ -23,6 +23,10 @@ ANSWER_WITHIN_S = 10.0
 """How long a runner or a launcher may take to start a command: it takes some milliseconds."""
 DESCRIPTORS_MAX = 3
 STDOUT, STDERR = 1, 2
+OLDER = (
+    "what holds this job's processes is of a version that runs no commands in them: it is replaced "
+    "when no job runs on the node (`systemctl reload skep-launcher` replaces a launcher at once)"
+)
 
 Connect = Callable[[], Awaitable[socket.socket]]
 
@@ -208,7 +212,7 @@ async def enter(connect: Connect, plan: EnterPlan) -> Entered | NotEntered:
         answer, told = {"refused": f"no answer of what holds the job's processes: {error!r}"}, b""
     if "entered" not in answer or len(handed) != (1 if plan.terminal else DESCRIPTORS_MAX):
         _let_go(connection, handed)
-        return NotEntered(str(answer.get("refused") or answer.get("error") or "no descriptors"))
+        return NotEntered(str(answer.get("refused") or OLDER))
     assert connection is not None
     session = ProcessSession(connection, handed, terminal=plan.terminal)
     session._told += told

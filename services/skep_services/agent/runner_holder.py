@@ -232,6 +232,7 @@ class Holder:
         run.known.asked = run.known.asked or not run.main_gone
         at = time.monotonic()
         run.kill_at = min(run.kill_at, at + max(grace_s, 0.0))
+        self.sessions.run_ends(token)
         if not run.stopping and run.kill_at > at:
             _terminate(self._members(run))
         run.stopping = True
@@ -376,6 +377,7 @@ class Holder:
         if run.log is not None:
             run.log.say(why)
         run.known.exceeded = why
+        self.sessions.run_ends(token)
         run.kill_at = at + LEFTOVER_GRACE_SECONDS
         _terminate(self._members(run))
         self._look(run, at)

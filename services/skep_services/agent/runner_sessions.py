@@ -110,11 +110,19 @@ class Sessions:
             code = os.waitstatus_to_exitcode(status)
             self.left.append(Left(session.asked, code, session.run_over))
 
+    def run_ends(self, token: str) -> None:
+        """Take note that a run is asked to end, and with it what runs in its sessions."""
+        for session in self._of(token):
+            session.run_over = True
+
     def run_over(self, token: str) -> None:
         """Hang up on the sessions of a run whose main process has ended."""
-        for session in [each for each in self._live.values() if each.token == token]:
-            session.run_over = True
+        self.run_ends(token)
+        for session in self._of(token):
             hang_up(session.pid)
+
+    def _of(self, token: str) -> list[Session]:
+        return [each for each in self._live.values() if each.token == token]
 
     def gone(self, asked: object) -> None:
         """Hang up on the sessions of a connection that has ended."""
@@ -148,11 +156,13 @@ def place_of(pid: int, kept: Mapping[str, Any] | None) -> tuple[dict[str, str], 
         pid: The process.
         kept: What this holder started it with; None: another one did, so the process is looked at.
     """
+    found = proc.environ(pid)
+    env = {os.fsdecode(name): os.fsdecode(value) for name, value in found.items()}
+    if kept is not None and proc.RUN_VARIABLE not in env:
+        env = dict(kept["env"])  # A process may write its own title over its variables.
     if kept is not None:
-        env, workdir = dict(kept["env"]), str(kept["workdir"])
+        workdir = str(kept["workdir"])
     else:
-        found = proc.environ(pid)
-        env = {os.fsdecode(name): os.fsdecode(value) for name, value in found.items()}
         try:
             workdir = os.readlink(f"/proc/{pid}/cwd")
         except OSError:
