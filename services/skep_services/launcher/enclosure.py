@@ -285,13 +285,17 @@ class Apart(Enclosure):
     def enter(self, plan: Mapping[str, Any], known: Known, ends: Ends) -> int | NotStarted:
         job = str(known.about.get("job", ""))
         if "owner" not in known.about:
-            return NotStarted("it was started by an earlier version, which did not note whose it is")
+            return NotStarted(
+                "it was started by an earlier version, which did not note whose it is"
+            )
         try:
             account = self._accounts.of(known.about["owner"], known.about["vc"])
         except Refusal as refusal:
             return NotStarted(str(refusal))
         if account.uid != known.about["uid"]:
-            return NotStarted(f"its processes are of account {known.about['uid']}, not {account.uid}")
+            return NotStarted(
+                f"its processes are of account {known.about['uid']}, not {account.uid}"
+            )
         if ends.terminal:
             os.fchown(ends.stdin, account.uid, account.gid)
             os.fchmod(ends.stdin, TERMINAL_MODE)
