@@ -258,7 +258,7 @@ class Entered(Protocol):
         """Say that there is no more input; a terminal has no such end."""
         ...
 
-    def resize(self, rows: int, columns: int) -> None:
+    async def resize(self, rows: int, columns: int) -> None:
         """Set the size of its terminal."""
         ...
 

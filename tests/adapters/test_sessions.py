@@ -106,7 +106,7 @@ async def test_a_terminal_has_a_size_and_ends_with_its_session(node: Node) -> No
     one = await entered(runtime, "sh", terminal=True, rows=7, columns=33)
     await one.write(b"stty size; test -t 2 && echo term''inal\n")
     assert "7 33" in await heard(one, "terminal")
-    one.resize(50, 120)
+    await one.resize(50, 120)
     await one.write(b"stty size\n")
     await heard(one, "50 120")
     await one.write(node.sleeper(2).encode() + b"\n")

@@ -123,9 +123,9 @@ class ContainerSession:
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_WR)
 
-    def resize(self, rows: int, columns: int) -> None:
+    async def resize(self, rows: int, columns: int) -> None:
         if self._terminal and not self._over:
-            self._spawn(self._call(self._engine.exec_resize, self._number, rows, columns))
+            await self._call(self._engine.exec_resize, self._number, rows, columns)
 
     @property
     def code(self) -> int | None:

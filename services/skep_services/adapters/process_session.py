@@ -125,7 +125,7 @@ class ProcessSession:
         if not self._terminal:
             self._drop(self._stdin)
 
-    def resize(self, rows: int, columns: int) -> None:
+    async def resize(self, rows: int, columns: int) -> None:
         if self._terminal and self._open.get(self._stdin):
             with contextlib.suppress(OSError):
                 resize(self._stdin, rows, columns)

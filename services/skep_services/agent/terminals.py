@@ -281,7 +281,7 @@ class Session:
                         await self._tell.say(Kind.USED_UP, told)
                 case Kind.RESIZE if len(frame.body) == terminal.SIZE.size:
                     rows, columns = terminal.SIZE.unpack(frame.body)
-                    entered.resize(max(rows, 1), max(columns, 1))
+                    await entered.resize(max(rows, 1), max(columns, 1))
                 case _:
                     entered.end_input()
 
