@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from skep_services.adapters.docker_engine import EngineGoneError
 from skep_services.agent.runner_sessions import KEPT_BACK
 from skep_services.ports import Entered, EnterPlan, NotEntered
 
@@ -125,7 +126,8 @@ class ContainerSession:
 
     async def resize(self, rows: int, columns: int) -> None:
         if self._terminal and not self._over:
-            await self._call(self._engine.exec_resize, self._number, rows, columns)
+            with contextlib.suppress(EngineGoneError):  # Its next size may come through.
+                await self._call(self._engine.exec_resize, self._number, rows, columns)
 
     @property
     def code(self) -> int | None:
@@ -183,7 +185,7 @@ async def enter(
         if link is not None:
             link.close()
         return NotEntered(f"the engine did not start it: {error}")
-    session = ContainerSession(
+    return ContainerSession(
         engine,
         call,
         number,
@@ -194,7 +196,6 @@ async def enter(
         terminal=plan.terminal,
         lives=lives,
     )
-    return session
 
 
 async def _connected(host: str) -> socket.socket:

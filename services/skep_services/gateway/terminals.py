@@ -194,7 +194,7 @@ class Session:
         self._carried, self._confirmed = 0, 0  # of output: its cost, and what the client used
         self._input, self._taken = 0, 0  # of input, the same
         self._heard_at = 0.0
-        self._opened = self._ended = False
+        self._opened = self._ended = self._agent_done = False
         self._told: asyncio.Queue[Frame] = asyncio.Queue()
 
     async def first(self) -> Open | Over:
@@ -252,7 +252,7 @@ class Session:
                 await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await listening.close()
-            if not self._ended:
+            if not self._agent_done:
                 await self._tell(Frame(Kind.CLOSE))
 
     # --- what the agent says --------------------------------------------------------------------
@@ -275,6 +275,7 @@ class Session:
             if frame.number != self._numbers[1] and not _is_last(frame):
                 return _lost(f"the bus lost a part of what {self._node} said")
             if frame.kind is Kind.OVER:
+                self._agent_done = True
                 return terminal.read_over(frame.body)
             if frame.kind is Kind.OPENED:
                 self._opened = True
