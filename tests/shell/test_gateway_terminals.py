@@ -1,4 +1,4 @@
-"""Sessions at the gateway: real WebSockets, a memory bus, and an agent that says what a test wants."""
+"""Sessions at the gateway: WebSockets, a memory bus, and an agent that says what a test wants."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a session ended: the command's exit `code` (minus the signal's number), or why it did not.
+    """How a session ended: the command's exit `code` (minus the signal's number), or why not.
 
     Without a code `reason` is one of `wire.reasons`, and `text` one line for a person.
     """

@@ -2,8 +2,8 @@
 
     python -I -S attach.py
 
-The agent runs it as a session of a person (`skep attach`), on a terminal that has the person's size.
-It ends with the shell's exit code; by SIGUSR1 if the job is no shell, and by SIGUSR2 if another one
+The agent runs it as a session of a person (`skep attach`), on a terminal of the person's size. It
+ends with the shell's exit code; by SIGUSR1 if the job is no shell, and by SIGUSR2 if another one
 has taken the terminal over: no exit code is mistaken for these. Standard library only, and nothing
 of Skep: it is run by its path.
 """
@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import tty
 
 HEAD = struct.Struct(">cH")
@@ -68,7 +69,7 @@ def main() -> int:
     if link is None:
         end_by(NO_SHELL)
         return 1
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSANOW)  # What was typed already is for the shell.
     wake, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)

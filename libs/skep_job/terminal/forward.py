@@ -2,8 +2,8 @@
 
     python -I -S forward.py PORT
 
-The agent runs it as a session of a person (`skep port-forward`), with the account and the network of
-the job: it reaches what the job reaches. It ends by SIGUSR1 if nothing listens there. Standard
+The agent runs it as a session of a person (`skep port-forward`), with the account and the network
+of the job: it reaches what the job reaches. It ends by SIGUSR1 if nothing listens there. Standard
 library only, and nothing of Skep.
 """
 

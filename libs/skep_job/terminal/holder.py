@@ -1,8 +1,8 @@
 """Holds the terminal of a shell that is a job, while people attach to it and leave it.
 
 The shell runs on a pseudo-terminal of this process, which is the job's rank: so it ends with the
-attempt and with nothing else. `attach.py` connects to a socket of the job's account, from within the
-job (`skep attach`). One is attached at a time: a newer one takes the terminal over, as a connection
+attempt and with nothing else. `attach.py` connects to a socket of the job's account, from within
+the job (`skep attach`). One is attached at a time: a newer one takes the terminal over, as a connection
 that was lost may take a while to be known as lost. What was printed last is kept, and shown to the
 next one.
 

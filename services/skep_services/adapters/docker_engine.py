@@ -266,7 +266,7 @@ class Engine:
         return str(made["Id"])
 
     def exec_state(self, number: str) -> tuple[bool, int | None]:
-        """Return whether a command runs, and its exit code; None: nobody knows it any more."""
+        """Return whether a command runs, and its exit code; None: it is not known any more."""
         found = self._ask(lambda api: api.exec_inspect(number))
         return (bool(found["Running"]), found["ExitCode"]) if found is not None else (False, None)
 
@@ -275,7 +275,7 @@ class Engine:
         self._ask(lambda api: api.exec_resize(number, rows, columns))
 
     def exec_alone(self, token: str, argv: list[str]) -> None:
-        """Run a command in a container that nobody waits for."""
+        """Run a command in a container, and do not wait for it."""
         with contextlib.suppress(EngineRefusedError):
             number = self.exec_create(token, argv)
             self._ask(lambda api: api.exec_start(number, detach=True))

@@ -29,7 +29,7 @@ READ_BYTES = 32 * 1024
 STARTED_WITHIN_S = 10.0
 SIGNALS_ABOVE, SIGNALS_MAX = 128, 64
 WITHOUT = f'unset {" ".join(sorted(KEPT_BACK))}; exec "$@"'
-"""Images have a /bin/sh; the variables of a rank that let it speak are not for a person's command."""
+"""Images have a /bin/sh; the variables by which a rank speaks are not for a person's command."""
 END_ALL = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 "${p#/proc/}"; done'
 
 
@@ -43,7 +43,7 @@ class Execs(Protocol):
         ...
 
     def exec_state(self, number: str) -> tuple[bool, int | None]:
-        """Return whether a command runs, and its exit code; None: nobody knows it any more."""
+        """Return whether a command runs, and its exit code; None: it is not known any more."""
         ...
 
     def exec_resize(self, number: str, rows: int, columns: int) -> None:
@@ -51,7 +51,7 @@ class Execs(Protocol):
         ...
 
     def exec_alone(self, token: str, argv: list[str]) -> None:
-        """Run a command in a container that nobody waits for."""
+        """Run a command in a container, and do not wait for it."""
         ...
 
 
@@ -164,7 +164,7 @@ async def enter(
         lives: Says whether the run's container runs.
 
     Raises:
-        CancelledError: Nobody waits for it any more.
+        CancelledError: It is not waited for any more.
     """
     mark = secrets.token_hex(16)
     argv = ["/bin/sh", "-c", WITHOUT, "sh", *plan.argv]

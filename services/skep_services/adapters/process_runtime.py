@@ -362,7 +362,7 @@ async def unix_connection(path: str) -> socket.socket:
     """Return a socket that is connected to a path.
 
     Raises:
-        OSError: Nobody listens there.
+        OSError: No process listens there.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.setblocking(False)

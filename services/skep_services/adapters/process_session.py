@@ -94,7 +94,7 @@ class ProcessSession:
                 loop.add_reader(number, self._seen, number)
 
     def _seen(self, number: int) -> None:
-        # Not watched while nobody reads: a flood would keep the agent busy.
+        # Not watched while there is no reader: a flood would keep the agent busy.
         self._unwatch(number)
         self._ready.set()
 
@@ -197,7 +197,7 @@ async def enter(connect: Connect, plan: EnterPlan) -> Entered | NotEntered:
         plan: The run and the command.
 
     Raises:
-        CancelledError: Nobody waits for it any more; what was started is hung up on.
+        CancelledError: It is not waited for any more; what was started is hung up on.
     """
     handed: list[int] = []
     connection: socket.socket | None = None

@@ -2,7 +2,7 @@
 
 What a gateway says arrives on one subject of the node, and the answers go to an inbox of the
 gateway that has the node's name (`wire.terminal`). The gateway has judged whether the person may;
-here it is seen that the job has that rank and runs, and that nobody fills the agent's memory:
+here it is seen that the job has that rank and runs, and that no session fills the memory:
 
     gateway --frames--> Session.take   never waits: beyond its window a session is ended
                         Session._feed  --> the command's input, as fast as it takes it

@@ -207,7 +207,7 @@ class Connection:
     def upgrade(
         self, path: str, timeout_s: float, headers: Mapping[str, str]
     ) -> tuple[socket.socket, bytes] | Answer:
-        """Ask for another protocol; return the socket and what came behind the answer, or a refusal.
+        """Ask for another protocol; return the socket and what came by it already, or a refusal.
 
         The socket is the caller's from then on.
 

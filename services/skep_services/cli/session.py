@@ -246,7 +246,7 @@ class Session:
         signals[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: None)
         kept = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         try:
-            tty.setraw(self._stdin)
+            tty.setraw(self._stdin, termios.TCSANOW)
             yield
         finally:
             # Not TCSADRAIN: where nobody reads the terminal it would wait for ever.

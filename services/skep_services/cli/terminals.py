@@ -166,7 +166,8 @@ def options_shell(parser: ArgumentParser) -> None:
     """Add what `shell` takes."""
     parser.usage = "skep shell [--gpus N] [--name NAME] [...] [-- COMMAND [ARG...]]"
     parser.epilog = (
-        f"The shell is a job: it goes on when this command or its connection ends.\n{DETACH_HELP}.\n"
+        "The shell is a job: it goes on when this command or its connection ends.\n"
+        f"{DETACH_HELP}.\n"
         "It begins in this folder. Without a COMMAND it is the account's shell.\n\n" + exits.HELP
     )
     parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs (default 1)")

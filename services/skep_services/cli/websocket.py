@@ -1,7 +1,7 @@
 """The client's end of a WebSocket (RFC 6455), as far as a session needs it: whole binary messages.
 
-The socket does not block: what cannot be sent yet waits here. As `cli.connection`, it exists so that
-a command starts in the time that it takes to import nothing.
+The socket does not block: what cannot be sent yet waits here. As `cli.connection`, it exists so
+that a command starts in the time that it takes to import nothing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     client --WebSocket--> Terminals.answer --bus--> agent        (frames of `wire.terminal`)
 
-This judges whether the person may, finds the rank's node, writes the line of the audit log, and then
-only carries frames. Client and agent keep to windows from end to end, so nothing is kept here beyond
-one window of each session: an end that does not keep to it is cut.
+This judges whether the person may, finds the rank's node, writes the line of the audit log, and
+then only carries frames. Client and agent keep to windows from end to end, so nothing is kept here
+beyond one window of each session: an end that does not keep to it is cut.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Session:
     """One session: a client's WebSocket, and what an agent says to it."""
 
     def __init__(self, bus: Bus, identity: str, socket: web.WebSocketResponse) -> None:
-        """Take the connections, and a name that nobody guesses."""
+        """Take the connections, and a name that no other one guesses."""
         self.name = secrets.token_hex(16)
         self._bus, self._identity, self._socket = bus, identity, socket
         self._node = ""
