@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skep_job.terminal import attach, forward, holder
+from tests.support.terminal import WITHIN_S, Terminal
 
-WITHIN_S = 20.0
 OWN = (sys.executable, "-I", "-S")
-
-
-class Terminal:
-    """A process on a terminal of a person, who types and reads."""
-
-    def __init__(self, argv: list[str], env: dict[str, str], rows: int = 24) -> None:
-        self.said = b""
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.execve(argv[0], argv, env)
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def see(self, pattern: str) -> None:
-        """Read until a pattern is seen; what is behind it stays to be seen."""
-        until = time.monotonic() + WITHIN_S
-        while not (found := re.search(pattern.encode(), self.said)):
-            ready, _, _ = select.select([self.master], [], [], until - time.monotonic())
-            assert ready, self.said
-            self.said += os.read(self.master, 65536)
-        self.said = self.said[found.end() :]
-
-    def end(self) -> int:
-        """Read to the end and return the exit code, or minus a signal's number."""
-        while True:
-            try:
-                if not os.read(self.master, 65536):
-                    break
-            except OSError:
-                break
-        os.close(self.master)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @pytest.fixture
@@ -92,7 +51,7 @@ def test_a_shell_is_left_taken_over_and_ended(
     assert first.end() == -signal.SIGUSR2, "it was taken over"
     second.type("stty size; trap 'echo re''sized' WINCH; echo $X\r")
     second.see(r"33 80\r\nremem")
-    fcntl.ioctl(second.master, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 90, 0, 0))
+    second.resize(50, 90)
     second.type("\r")
     second.see("resized")
     os.kill(second.pid, signal.SIGKILL)  # A client that is gone leaves the shell alone.

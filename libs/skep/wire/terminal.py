@@ -99,7 +99,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `exec`: the command `argv`. `attach`: the terminal of a job that is a shell. `forward`: one
     connection to the TCP port `port`, as a process of the job opens it. With a `terminal` of this
-    many rows and columns, of the type `term`, standard error is part of standard output.
+    many rows and columns, of the type `term`, standard error is part of standard output. `fresh`:
+    the shell to attach to has been started just now, and may need a moment.
     """
 
     what: What = "exec"
@@ -113,6 +114,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: Short = ""
     attempt: Attempt = 0
     asker: Annotated[str, Meta(pattern=ASKER_PATTERN)] = "gateway"
+    fresh: bool = False
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,6 +1,6 @@
 """Attaches its own terminal to that of a job that is a shell; run within the job, by its path.
 
-    python -I -S attach.py
+    python -I -S attach.py [--fresh]
 
 The agent runs it as a session of a person (`skep attach`), on a terminal of the person's size. It
 ends with the shell's exit code; by SIGUSR1 if the job is no shell, and by SIGUSR2 if another one
@@ -17,12 +17,16 @@ import socket
 import struct
 import sys
 import termios
+import time
 import tty
 
 HEAD = struct.Struct(">cH")
 SIZE = struct.Struct(">HH")
 CODE = struct.Struct(">i")
 READ_BYTES = 16 * 1024
+READY_WITHIN_S = 10.0
+"""How long a shell may take from its process's start until it can be attached to: 0.1 s."""
+READY_EVERY_S = 0.02
 NO_SHELL, TAKEN_OVER = signal.SIGUSR1, signal.SIGUSR2
 
 
@@ -32,8 +36,16 @@ def address() -> str:
     return f"/tmp/skep-shell-{os.getuid()}/{run}.sock"  # noqa: S108 - its owner is looked at
 
 
-def connected() -> socket.socket | None:
-    """Return a connection to the shell's holder; None: there is none of this account."""
+def connected(within_s: float) -> socket.socket | None:
+    """Return a connection to the shell's holder; None: there is none of this account in time."""
+    until = time.monotonic() + within_s
+    while (link := connected_once()) is None and time.monotonic() < until:
+        time.sleep(READY_EVERY_S)
+    return link
+
+
+def connected_once() -> socket.socket | None:
+    """Return a connection to the shell's holder; None: there is none of this account now."""
     path = address()
     try:
         if os.lstat(os.path.dirname(path)).st_uid != os.getuid():
@@ -65,7 +77,7 @@ def end_by(number: int) -> None:
 
 def main() -> int:
     """Carry keys and output until the shell ends, or is taken over; return the exit code."""
-    link = connected()
+    link = connected(READY_WITHIN_S if sys.argv[1:] == ["--fresh"] else 0.0)
     if link is None:
         end_by(NO_SHELL)
         return 1
@@ -76,8 +88,9 @@ def main() -> int:
     signal.signal(signal.SIGWINCH, lambda *_: None)
     link.sendall(size_frame())
     inbox = bytearray()
+    sources: list[int | socket.socket] = [link, 0, wake]
     while True:
-        readable, _, _ = select.select([link, 0, wake], [], [])
+        readable, _, _ = select.select(sources, [], [])
         if wake in readable:
             os.read(wake, READ_BYTES)
             link.sendall(size_frame())
@@ -102,7 +115,7 @@ def main() -> int:
                 elif kind == b"d":
                     end_by(TAKEN_OVER)
                 elif kind == b"x":
-                    (code,) = CODE.unpack(body)
+                    code = int(CODE.unpack(body)[0])
                     return 128 - code if code < 0 else code
 
 

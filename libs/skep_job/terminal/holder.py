@@ -2,9 +2,9 @@
 
 The shell runs on a pseudo-terminal of this process, which is the job's rank: so it ends with the
 attempt and with nothing else. `attach.py` connects to a socket of the job's account, from within
-the job (`skep attach`). One is attached at a time: a newer one takes the terminal over, as a connection
-that was lost may take a while to be known as lost. What was printed last is kept, and shown to the
-next one.
+the job (`skep attach`). One is attached at a time: a newer one takes the terminal over, as a
+connection that was lost may take a while to be known as lost. What was printed last is kept, and
+shown to the next one.
 
     attach.py -> holder    i, length, keys          r, length, rows and columns
     holder -> attach.py    o, length, output        x, length, exit code       d, 0: taken over
@@ -130,8 +130,8 @@ class Holder:
     def run(self) -> int:
         """Serve until the shell has ended; return its exit code as a shell would."""
         while True:
-            reads: list[object] = [self._listener, self._wake]
-            writes: list[object] = []
+            reads: list[int | socket.socket] = [self._listener, self._wake]
+            writes: list[int | socket.socket] = []
             one = self._attached
             if one is not None:
                 if len(self._input) < INBOX_BYTES_MAX:

@@ -96,7 +96,8 @@ class Terminals:
             return Over(reason=Reason.NOT_RUNNING, text=text)
         argv = wanted.argv
         if wanted.what == "attach":
-            argv = (*OWN_PYTHON, str(self._programs / "attach.py"))
+            fresh = ("--fresh",) if wanted.fresh else ()
+            argv = (*OWN_PYTHON, str(self._programs / "attach.py"), *fresh)
         elif wanted.what == "forward":
             argv = (*OWN_PYTHON, str(self._programs / "forward.py"), str(wanted.port))
         return EnterPlan(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from typing import Any
 
@@ -19,9 +18,6 @@ NOT_RUN = 125
 CAPTURED_BYTES_MAX = 8 * 1024 * 1024
 """What `exec --json` keeps of each output; what is beyond it is counted."""
 HOLDER = ("python3", "-m", "skep_job.terminal")
-READY_WITHIN_S = 10.0
-"""How long a shell may take from its process's start until it can be attached to: 0.1 s."""
-READY_EVERY_S = 0.1
 DETACH_HELP = "Ctrl-p Ctrl-q leaves it as it is: `skep attach` comes back"
 
 
@@ -139,13 +135,14 @@ def run_attach(arguments: Namespace) -> int:
     return attached(client, row["job"], as_json=arguments.json)
 
 
-def attached(client: Client, job: str, *, as_json: bool) -> int:
+def attached(client: Client, job: str, *, as_json: bool, fresh: bool = False) -> int:
     """Attach this terminal to a job's, until one of them ends it; return the exit code.
 
     Args:
         client: The gateway.
         job: The job's id.
         as_json: Say at the end in JSON how it ended.
+        fresh: It has been started just now, and may need a moment.
 
     Raises:
         CommandError: This is no terminal, the job is no shell, or the session was lost.
@@ -153,7 +150,7 @@ def attached(client: Client, job: str, *, as_json: bool) -> int:
     if not session.is_terminal():
         text = f"this is no terminal: `skep exec {job} -- COMMAND` needs none"
         raise CommandError(exits.USAGE, text)
-    wanted = {"what": "attach", **_as_terminal(True)}
+    wanted = {"what": "attach", "fresh": fresh, **_as_terminal(True)}
     ended = _run(client, job, wanted, session.ESCAPE)
     if as_json:
         print_json({"job": job, "detached": ended.detached, "code": ended.code})
@@ -217,7 +214,7 @@ def run_shell(arguments: Namespace) -> int:
     if row["state"] not in ("running", "suspended"):
         say(ended_text(row))
         return exits.FAILED
-    return _first_attached(client, job, as_json=arguments.json)
+    return attached(client, job, as_json=arguments.json, fresh=True)
 
 
 def _shell_spec(arguments: Namespace, client: Client) -> dict[str, Any]:
@@ -235,23 +232,6 @@ def _shell_spec(arguments: Namespace, client: Client) -> dict[str, Any]:
     if arguments.time:
         tree["limits"] = {"time": arguments.time}
     return tree
-
-
-def _first_attached(client: Client, job: str, *, as_json: bool) -> int:
-    """Attach to a shell that has been started just now.
-
-    Raises:
-        CommandError: As `attached`.
-    """
-    until = time.monotonic() + READY_WITHIN_S
-    while True:
-        try:
-            return attached(client, job, as_json=as_json)
-        except CommandError as error:
-            early = error.error["reason"] == "no-terminal" and time.monotonic() < until
-            if not early:
-                raise
-            time.sleep(READY_EVERY_S)
 
 
 # --- ports ----------------------------------------------------------------------------------------
