@@ -233,6 +233,13 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("span", subjects.span("{service}"), "", "", "Finished trace spans, a JSON list."),
     ("logs", subjects.logs("{node}"), "", "", "Request for a piece of a job's log."),
+    (
+        "terminal",
+        subjects.terminal("{node}"),
+        "",
+        "",
+        "Frames of sessions in jobs, by a gateway: binary, as `skep.wire.terminal` has them.",
+    ),
     ("health", subjects.health("{identity}"), "", "", "Request: is this process well?"),
 )
 """Name, address, schema file, stream (empty for core messages) and meaning of every subject."""

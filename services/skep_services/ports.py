@@ -217,6 +217,61 @@ class Calls(Protocol):
         ...
 
 
+class EnterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A command to run in a living run, with its account, groups, namespaces and variables.
+
+    `env` comes on top of the run's. With a `terminal` of `rows` and `columns` its standard error is
+    part of its output.
+    """
+
+    token: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    terminal: bool = False
+    rows: int = 24
+    columns: int = 80
+
+
+class NotEntered(msgspec.Struct, frozen=True):
+    """Why a command was not started: a code of `wire.reasons` before a colon, if one fits."""
+
+    detail: str
+
+
+class Entered(Protocol):
+    """A command that was started in a run; it is hung up on when this is closed, or lost.
+
+    `run_over`: the run ended before it did, and took it along.
+    """
+
+    run_over: bool
+
+    async def read(self, most: int) -> tuple[int, bytes] | None:
+        """Return the next output (1: standard output, 2: standard error), None behind the last."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Give it input; return once it was taken, or will never be."""
+        ...
+
+    def end_input(self) -> None:
+        """Say that there is no more input; a terminal has no such end."""
+        ...
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+        ...
+
+    @property
+    def code(self) -> int | None:
+        """Its exit status, or minus the signal's number; None: it is not known (yet)."""
+        ...
+
+    def close(self) -> None:
+        """Hang up on it, if it has not ended."""
+        ...
+
+
 class NodeRuntime(Protocol):
     """Starts, watches and kills process trees so that they survive the agent's own death."""
 
@@ -256,6 +311,10 @@ class NodeRuntime(Protocol):
 
     async def thaw(self, token: str) -> str:
         """Let a frozen tree go on; return why it could not be, or an empty text. Idempotent."""
+        ...
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        """Start a command in a living run, or return why it cannot be."""
         ...
 
     async def forget(self, token: str) -> None:

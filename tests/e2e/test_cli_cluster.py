@@ -11,12 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
+import skep_job
 from skep_services.supervisor import home as folder
 from tests.support.embedded import Embedded, until
+from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.e2e
 
@@ -252,6 +255,61 @@ def test_events_are_followed_through_a_killed_gateway(shell: Shell) -> None:
     assert follower.wait(DEADLINE_S) == 130
     follower.stdout.close()
     shell.cluster.wait_back("gateway", pid)
+
+
+def test_a_command_is_run_in_a_job(shell: Shell) -> None:
+    job = shell("run", "-d", "--name", "host", "--", "sleep", "600").strip()
+    shell("wait", "--for", "started", job)
+    words = ("exec", "--json", job, "--", "sh", "-c", "echo $SKEP_JOB; echo err >&2; exit 7")
+    done = json.loads(shell(*words, code=7))
+    assert done == {
+        "job": job,
+        "rank": 0,
+        "code": 7,
+        "stdout": f"{job}\n",
+        "stderr": "err\n",
+        "cut_bytes": 0,
+    }
+    assert "no rank 1" in shell.both("exec", "host", "--rank", "1", "--", "ls", code=125)[1]
+    assert "not found in PATH" in shell.both("exec", job, "--", "no-such", code=125)[1]
+    lasting = shell.start(
+        "exec", job, "--", "sh", "-c", "echo on; sleep 600", stdout=PIPE, stderr=PIPE
+    )
+    assert lasting.stdout is not None
+    assert lasting.stdout.readline() == b"on\n"
+    shell("cancel", job)
+    told = lasting.communicate(timeout=DEADLINE_S)[1].decode()
+    assert (lasting.returncode, told) == (125, "skep exec: the attempt ended, and this with it\n")
+    assert "has ended" in shell.both("exec", job, "--", "ls", code=125)[1]
+
+
+def test_a_shell_outlives_its_people_and_a_gateway(shell: Shell) -> None:
+    libs = Path(skep_job.__file__).parents[1]
+    words = (*SKEP, "shell", "--env", f"PYTHONPATH={libs}", "--", "/bin/sh")
+    first = Terminal(list(words), {**shell.environment, "PS1": "$ "})
+    first.see(r"(j\d+) submitted")
+    first.see(r"[$#] ")
+    first.type("X=remem; echo ${X}bered; stty size\r")
+    first.see(r"\nremembered")
+    first.see("24 80")
+    assert first.raw
+    killed = shell.cluster.kill("gateway")
+    first.see("the session is lost: .*; the shell goes on: skep attach j")
+    assert first.end() == 4
+    assert not first.was_raw, "the terminal is as it was"
+    shell.cluster.wait_back("gateway", killed)
+    second = Terminal([*SKEP, "attach", "shell"], shell.environment, rows=33)
+    second.see("remembered")
+    second.type("echo $X${X}bered; stty size\r")
+    second.see("rememremembered")
+    second.see("33 80")
+    second.type("\x10\x11")
+    second.see("goes on: skep attach")
+    assert second.end() == 0
+    third = Terminal([*SKEP, "attach", "shell"], shell.environment)
+    third.type("exit 3\r")
+    assert third.end() == 3
+    assert not third.was_raw
 
 
 def test_second_up_says_that_it_is_up(shell: Shell) -> None:

@@ -39,6 +39,7 @@ from skep_services.agent.environment import (
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import ENDED_HEADER, SIZE_HEADER, LogPieces
 from skep_services.agent.rank_access import RankAccess
+from skep_services.ports import Entered, EnterPlan, NotEntered
 from skep_services.service import ConfigurationError, NameTakenError
 
 DEADLINE_S = 120.0
@@ -385,6 +386,9 @@ class Runtime:
     async def thaw(self, token: str) -> str:
         self.asked.append(("thaw", token))
         return ""
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        return NotEntered("not-built")
 
     async def forget(self, token: str) -> None:
         if token == "bad":

@@ -409,7 +409,7 @@ def test_person_is_asked_whether_to_cancel(
     monkeypatch.setattr(sys, "stdin", Person(answer))
     monkeypatch.setattr(sys, "stderr", heard)
     client = Client(Target(gateway.url, "", ""))
-    assert run_module._interrupted(client, "j1", ask=True) == 130
+    assert run_module.interrupted(client, "j1", ask=True) == 130
     assert "cancel j1? [Y/n]" in heard.getvalue()
     assert ("j1 goes on: skep logs -f j1" in heard.getvalue()) is not cancelled
     assert ("j1 is being stopped" in heard.getvalue()) is cancelled
@@ -424,14 +424,14 @@ def test_second_interrupt_cancels_and_a_refusal_is_told(
     monkeypatch.setattr(sys, "stdin", Impatient())
     monkeypatch.setattr(sys, "stderr", heard)
     client = Client(Target(gateway.url, "", ""))
-    assert run_module._interrupted(client, "j1", ask=True) == 130
+    assert run_module.interrupted(client, "j1", ask=True) == 130
     assert "j1: j1 has ended" in heard.getvalue()
 
     def again(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_module, "ask_cancel", again)
-    assert run_module._interrupted(client, "j1", ask=False) == 130
+    assert run_module.interrupted(client, "j1", ask=False) == 130
     assert "not waiting for the end of j1" in heard.getvalue()
 
 

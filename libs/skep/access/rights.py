@@ -38,6 +38,7 @@ class Action(StrEnum):
     ASK_WHAT_IF = "ask-what-if"
     SUBMIT = "submit"
     CANCEL = "cancel"
+    ENTER = "enter"
     CHANGE = "change"
     PRIORITISE = "prioritise"
     SEARCH = "search"
@@ -88,6 +89,13 @@ RIGHTS: dict[Action, Right] = {
         Scope.JOB, Role.SUBMITTER, Role.SUBMITTER, "submit jobs, and ask what would become of one"
     ),
     Action.CANCEL: Right(Scope.JOB, Role.SUBMITTER, Role.MANAGER, "cancel a job"),
+    # Who runs commands in a job can do all that its owner can: read its secrets, end it.
+    Action.ENTER: Right(
+        Scope.JOB,
+        Role.SUBMITTER,
+        Role.OPERATOR,
+        "run commands in a job, attach to its terminal, or connect to its ports",
+    ),
     Action.CHANGE: Right(
         Scope.JOB,
         Role.SUBMITTER,

@@ -48,6 +48,16 @@ class Reason(StrEnum):
     AMBIGUOUS_NAME = "ambiguous-name"
     DEPENDENCY_CYCLE = "dependency-cycle"
 
+    # Why a session in a running job was refused, or ended.
+    JOB_SUSPENDED = "job-suspended"
+    NO_TERMINAL = "no-terminal"
+    TAKEN_OVER = "taken-over"
+    NOTHING_LISTENS = "nothing-listens"
+    CANNOT_EXECUTE = "cannot-execute"
+    TOO_MANY_SESSIONS = "too-many-sessions"
+    ATTEMPT_OVER = "attempt-over"
+    SESSION_LOST = "session-lost"
+
     # Why a person, a token or a node was refused.
     UNAUTHORIZED = "unauthorized"
     TOKEN_EXPIRED = "token-expired"
@@ -406,6 +416,14 @@ TEXT: dict[Reason, str] = {
     Reason.ROLE_TOO_LOW: "the person's role does not allow it",
     Reason.NOT_ITS_OWNER: "it is another person's, and the role allows it for one's own only",
     Reason.PRIORITY_TOO_HIGH: "the priority is above the limit of the person's role",
+    Reason.JOB_SUSPENDED: "the job stands still: what is run in it would stand still too",
+    Reason.NO_TERMINAL: "the job is no shell, so there is no terminal to attach to",
+    Reason.TAKEN_OVER: "the terminal was attached to from elsewhere",
+    Reason.NOTHING_LISTENS: "no process of the job's machine listens on the port",
+    Reason.CANNOT_EXECUTE: "the command cannot be executed in the job",
+    Reason.TOO_MANY_SESSIONS: "as many sessions are open as there may be",
+    Reason.ATTEMPT_OVER: "the attempt has ended, and what ran in it",
+    Reason.SESSION_LOST: "the connection to the session was lost",
     Reason.UNAUTHORIZED: "no token came with the request, or one that nobody has",
     Reason.TOKEN_EXPIRED: "the token has expired",
     Reason.TOKEN_REVOKED: "the token was revoked",

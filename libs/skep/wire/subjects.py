@@ -196,6 +196,16 @@ def logs(node: str) -> str:
     return f"{PREFIX}.logs.{node}"
 
 
+def terminal(node: str) -> str:
+    """Return where a node's agent takes what gateways say in sessions of people (`terminal`)."""
+    return f"{PREFIX}.term.{node}"
+
+
+def session(asker: str, node: str, name: str) -> str:
+    """Return where a node's agent says what is for one session of an asker."""
+    return f"_INBOX.{asker}.{ANSWERS}.{node}.term-{name}"
+
+
 def reply(vc: str, asker: str, person: str = "") -> str:
     """Return where verdicts for a VC go to an asker that is not its tenant.
 

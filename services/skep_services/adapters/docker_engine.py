@@ -7,6 +7,7 @@ at the paths these have on the host; images need nothing but a /bin/sh.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -108,7 +109,7 @@ class Engine:
         """Connect to nothing yet."""
         self.owner = owner
         self._environment = {k: v for k, v in os.environ.items() if k.startswith("DOCKER_")}
-        self._host = self._environment.get("DOCKER_HOST") or DEFAULT_HOST
+        self.host = self._environment.get("DOCKER_HOST") or DEFAULT_HOST
         self._lock = threading.Lock()
         self._connected: Any = None
 
@@ -249,6 +250,36 @@ class Engine:
         """Remove a container, killing it if it runs. Idempotent."""
         self._ask(lambda api: api.remove_container(self.name(token), force=True, v=True))
 
+    # --- commands of people in containers ---------------------------------------------------------
+
+    def exec_create(self, token: str, argv: list[str], **how: Any) -> str:
+        """Return the id of a command that is to run in a container.
+
+        Raises:
+            EngineRefusedError: The container does not run, or the engine refuses it.
+        """
+        docker = _sdk()
+        try:
+            made = self._do(lambda api: api.exec_create(self.name(token), argv, stdin=True, **how))
+        except docker.errors.APIError as error:
+            raise EngineRefusedError(str(error.explanation)) from error
+        return str(made["Id"])
+
+    def exec_state(self, number: str) -> tuple[bool, int | None]:
+        """Return whether a command runs, and its exit code; None: it is not known any more."""
+        found = self._ask(lambda api: api.exec_inspect(number))
+        return (bool(found["Running"]), found["ExitCode"]) if found is not None else (False, None)
+
+    def exec_resize(self, number: str, rows: int, columns: int) -> None:
+        """Set the size of a command's terminal; one that has ended has none."""
+        self._ask(lambda api: api.exec_resize(number, rows, columns))
+
+    def exec_alone(self, token: str, argv: list[str]) -> None:
+        """Run a command in a container, and do not wait for it."""
+        with contextlib.suppress(EngineRefusedError):
+            number = self.exec_create(token, argv)
+            self._ask(lambda api: api.exec_start(number, detach=True))
+
     def news(self) -> News:
         """Return what happens to this owner's containers from now on."""
         wanted = {
@@ -281,7 +312,7 @@ class Engine:
             if error.status_code in {GONE_STATUS, CONFLICT_STATUS}:
                 return None
             # Such an answer is to nothing that was wrong here: asked again later.
-            raise EngineGoneError(_gone(self._host, error)) from error
+            raise EngineGoneError(_gone(self.host, error)) from error
 
     def _do(self, call: Any) -> Any:
         """Return what `call` returns of the API.
@@ -293,12 +324,12 @@ class Engine:
         docker, requests = _sdk(), _requests()
 
         try:
-            _knock(self._host)
+            _knock(self.host)
             return call(self._api())
         except docker.errors.APIError:
             raise
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineGoneError(_gone(self._host, error)) from error
+            raise EngineGoneError(_gone(self.host, error)) from error
 
     def _api(self) -> Any:
         docker = _sdk()

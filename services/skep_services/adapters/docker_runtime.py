@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.units import Instant
+from skep_services.adapters import docker_session
 from skep_services.adapters.docker_account import Confined, Prepare, with_files
 from skep_services.adapters.docker_engine import (
     CALLS_MAX,
@@ -42,7 +43,15 @@ from skep_services.adapters.ends import Ends
 from skep_services.agent import proc
 from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
-from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_services.ports import (
+    Entered,
+    EnterPlan,
+    NotEntered,
+    RunExited,
+    RunNotStarted,
+    RunPlan,
+    RunStarted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +162,20 @@ class DockerRuntime:
                 self._write(run.kept)
             found.append(_started(run.kept) if run.kept.end is None else _exited(run.kept))
         return found
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        run = self._find(plan.token) if TOKEN.fullmatch(plan.token) else None
+        if run is None or not run.live or run.kill_at < math.inf:
+            return NotEntered("not-running: its container has ended, or is being ended")
+        if run.kept is not None and run.kept.frozen:
+            return NotEntered("job-suspended: its processes are frozen: `skep resume` it first")
+        try:
+            outcome = await docker_session.enter(
+                self._engine, self._call, plan, lambda: run.live and run.kill_at == math.inf
+            )
+        except (EngineGoneError, EngineRefusedError) as error:
+            return NotEntered(str(error))
+        return outcome
 
     async def start(self, plan: RunPlan) -> RunStarted | RunNotStarted:
         assert plan.image, f"run {plan.token} has no image"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from skep_services.adapters.docker_account import Confined, confined
-from skep_services.adapters.process_runtime import ProcessRuntime, RunnerLostError
+from skep_services.adapters.process_runtime import ProcessRuntime, RunnerLostError, unix_connection
 from skep_services.agent import runner
 from skep_services.agent.runner_launch import NotStarted
 from skep_services.ports import RunPlan
@@ -39,7 +40,7 @@ class Launcher(msgspec.Struct, frozen=True):
     lacks: dict[str, str]
 
 
-async def find(socket: Path) -> Launcher:
+async def find(path: Path) -> Launcher:
     """Return the launcher at a socket.
 
     Raises:
@@ -48,7 +49,7 @@ async def find(socket: Path) -> Launcher:
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            reader, writer = await asyncio.open_unix_connection(str(socket))
+            reader, writer = await asyncio.open_unix_connection(str(path))
             try:
                 request = json.dumps({"id": 1, "do": "ping"}).encode()
                 writer.write(runner.LENGTH.pack(len(request)) + request)
@@ -60,23 +61,23 @@ async def find(socket: Path) -> Launcher:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         text = (
-            f"{VARIABLE} is {str(socket)!r}, and no launcher answers there ({error!r}): "
+            f"{VARIABLE} is {str(path)!r}, and no launcher answers there ({error!r}): "
             "start skep-launcher, and see that `agent` in its policy is this account"
         )
         if isinstance(error, PermissionError):
             raise ConfigurationError(text) from error
         # It may be about to start, or to be started anew: the agent is tried again.
         raise ConnectionError(text) from error
-    return Launcher(socket, Path(said["folder"]), said["mode"], said["lacks"])
+    return Launcher(path, Path(said["folder"]), said["mode"], said["lacks"])
 
 
 class LauncherRuntime(ProcessRuntime):
-    """The runs of a node whose launcher listens at `socket`; `state` is the agent's folder."""
+    """The runs of a node whose launcher listens at `path`; `state` is the agent's folder."""
 
-    def __init__(self, state: Path, socket: Path) -> None:
+    def __init__(self, state: Path, path: Path) -> None:
         super().__init__(state)
-        self._name = f"the launcher at {socket}"
-        self._socket = socket
+        self._name = f"the launcher at {path}"
+        self._socket = path
 
     def _asked(self, plan: RunPlan) -> dict[str, Any]:
         return {
@@ -126,6 +127,9 @@ class LauncherRuntime(ProcessRuntime):
 
     async def _connect_once(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(str(self._socket))
+
+    async def _session_connection(self) -> socket.socket:
+        return await unix_connection(str(self._socket))
 
     async def _launch(self) -> None:
         """Start nothing: the service manager starts launchers."""

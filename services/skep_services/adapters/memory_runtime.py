@@ -9,7 +9,15 @@ import msgspec
 
 from skep.units import Instant
 from skep_services.adapters.ends import Ends
-from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_services.ports import (
+    Entered,
+    EnterPlan,
+    NotEntered,
+    RunExited,
+    RunNotStarted,
+    RunPlan,
+    RunStarted,
+)
 
 
 class MemoryRuns:
@@ -98,6 +106,14 @@ class MemoryRuntime:
         """Let a run go on."""
         self._runs.frozen.pop(token, None)
         return ""
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        """Start nothing: what runs in memory has no processes."""
+        if plan.token not in self._runs.alive:
+            return NotEntered("not-running: its process has ended")
+        if plan.token in self._runs.frozen:
+            return NotEntered("job-suspended: its processes are frozen")
+        return NotEntered("not-built: what runs in memory runs no commands")
 
     async def forget(self, token: str) -> None:
         """Drop an ended run."""

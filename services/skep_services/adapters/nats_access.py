@@ -280,6 +280,7 @@ def services_account(users: Sequence[User]) -> Account:
         subjects.logs("*"),
         subjects.outputs("*"),
         subjects.health("*"),
+        subjects.terminal("*"),
     )
     return Account(
         name=SERVICES_ACCOUNT,
@@ -385,6 +386,7 @@ def _node_hears(node: str) -> tuple[str, ...]:
         subjects.logs(node),
         subjects.outputs(node),
         subjects.health(node_identity(node)),
+        subjects.terminal(node),
     )
 
 
@@ -565,6 +567,8 @@ def _gateway(identity: str) -> Grants:
                 LOOK_UP,
                 subjects.secret("vc", "*", "*"),
                 subjects.secret("person", "*", "*"),
+                # Operators ask no node for a session: the gateway knows the rights of people.
+                subjects.terminal("*"),
             ),
             heard,
         )

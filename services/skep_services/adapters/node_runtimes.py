@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from skep_services.ports import NodeRuntime, RunExited, RunNotStarted, RunPlan, RunStarted
+from skep.wire.reasons import Reason
+from skep_services.ports import (
+    Entered,
+    EnterPlan,
+    NodeRuntime,
+    NotEntered,
+    RunExited,
+    RunNotStarted,
+    RunPlan,
+    RunStarted,
+)
 
 
 class NodeRuntimes:
@@ -38,6 +48,12 @@ class NodeRuntimes:
 
     async def thaw(self, token: str) -> str:
         return await self._processes.thaw(token) or await self._containers.thaw(token)
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        outcome = await self._processes.enter(plan)
+        if isinstance(outcome, NotEntered) and outcome.detail.startswith(Reason.NOT_RUNNING):
+            return await self._containers.enter(plan)
+        return outcome
 
     async def forget(self, token: str) -> None:
         await asyncio.gather(self._processes.forget(token), self._containers.forget(token))

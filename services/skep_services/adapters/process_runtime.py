@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,9 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from skep.units import Instant
+from skep_services.adapters import process_session
 from skep_services.adapters.ends import Ends
 from skep_services.agent import runner, runner_process
-from skep_services.ports import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_services.ports import (
+    Entered,
+    EnterPlan,
+    NotEntered,
+    RunExited,
+    RunNotStarted,
+    RunPlan,
+    RunStarted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +154,9 @@ class ProcessRuntime:
     async def thaw(self, token: str) -> str:
         answer = await self._ask({"do": "thaw", "token": token})
         return str(answer.get("trouble", ""))
+
+    async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
+        return await process_session.enter(self._session_connection, plan)
 
     async def forget(self, token: str) -> None:
         await self._ask({"do": "forget", "token": token})
@@ -290,6 +303,14 @@ class ProcessRuntime:
         finally:
             os.close(folder)
 
+    async def _session_connection(self) -> socket.socket:
+        """Return a new connection to the runner, which is not asyncio's: descriptors come by it."""
+        folder = os.open(self._state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return await unix_connection(f"/proc/self/fd/{folder}/runner.sock")
+        finally:
+            os.close(folder)
+
     async def _launch(self) -> None:
         """Start a runner; do nothing if one holds the lock.
 
@@ -337,6 +358,22 @@ class ProcessRuntime:
         except OSError as error:
             return str(error)
         return text[-COMPLAINT_BYTES:].decode(errors="replace").strip() or "it left no word"
+
+
+async def unix_connection(path: str) -> socket.socket:
+    """Return a socket that is connected to a path.
+
+    Raises:
+        OSError: No process listens there.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(made, path)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

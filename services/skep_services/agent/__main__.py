@@ -30,11 +30,12 @@ from skep_services.adapters.wiring import connect, drive
 from skep_services.agent import old_logs
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
-from skep_services.agent.environment import container_folders, log_bytes_max
+from skep_services.agent.environment import container_folders, log_bytes_max, terminal_programs
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
 from skep_services.agent.outputs import JobOutputs
+from skep_services.agent.terminals import Terminals
 from skep_services.ports import LogRecord
 from skep_services.service import BeginAnewError, ConfigurationError, Fatal, Settings, run
 
@@ -223,6 +224,7 @@ async def main(chosen: Settings, log: Any) -> None:
     await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives).answer)
     outputs = JobOutputs(bus, calls.code, shown)
     await bus.listen(subjects.outputs(node), outputs.answer)
+    terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives)
 
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
@@ -232,6 +234,7 @@ async def main(chosen: Settings, log: Any) -> None:
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()
+        await bus.listen(subjects.terminal(node), terminals.deliver)
         calls.sweep_checkpoints(job_lives)
 
     try:
@@ -255,6 +258,7 @@ async def main(chosen: Settings, log: Any) -> None:
         for task in watching:
             task.cancel()
         await outputs.close()
+        await terminals.close()
         await calls.close()
         journal.close()
 

@@ -256,6 +256,11 @@ def start_up_path() -> str:
     return str(_folder_of(JOB_LIBRARY) / START_UP)
 
 
+def terminal_programs() -> Path:
+    """Return the folder with the programs that sessions of people run beside a job's processes."""
+    return _folder_of(JOB_LIBRARY) / "terminal"
+
+
 def _job_library_files() -> list[tuple[str, Path]]:
     """Return the files of the jobs' libraries, by their places in the folder of the copies."""
     return [

@@ -16,6 +16,11 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     {"id": 5, "do": "ping"}                         -> {"id": 5, "pid": N, "live": N}
     {"id": 8, "do": "freeze" or "thaw", "token"}    -> {"id": 8, "done": true}
                                                      | {"id": 8, "trouble": "what would not"}
+    {"id": 10, "do": "enter", "token", "argv",      -> {"id": 10, "entered": pid}, with descriptors:
+     "env", "terminal", "rows", "columns"}             a terminal, or stdin, stdout and stderr
+                                                     | {"id": 10, "refused": "code: why"}
+       to this client, when the command ends         -> {"left": code, "run_over": BOOL}; a client
+                                                       that goes is hung up on (`runner_sessions`)
     {"id": 6, "do": "shutdown", "grace_s"}          -> {"id": 6, "done": true}, once no run is left
     a request that makes no sense                   -> {"id": 7, "error": "why"}
     to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
@@ -40,12 +45,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skep_services.agent import proc
 from skep_services.agent.proc import COMMAND_CHARS_MAX
 from skep_services.agent.runner_holder import LEFT_NAMES_MAX, LEFT_RUNS_MAX, RUNS_MAX, Holder
+from skep_services.agent.runner_launch import NotStarted
 
 MESSAGE_BYTES_MAX = 24 * 1024 * 1024
 """Room for a list of all runs; a plan is far smaller."""
@@ -138,6 +144,16 @@ class Client:
         text = json.dumps(message).encode()
         self.outbox += LENGTH.pack(len(text)) + text
         self.flush()
+
+    def hand(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        """Send a message with descriptors; a client that has not read the one before is dropped."""
+        text = json.dumps(message).encode()
+        frame = LENGTH.pack(len(text)) + text
+        try:
+            sent = not self.outbox and socket.send_fds(self.connection, [frame], descriptors)
+        except OSError:
+            sent = 0
+        self.gone = self.gone or sent != len(frame)
 
     def flush(self) -> None:
         """Send what the socket takes."""
@@ -294,6 +310,8 @@ class Server:
                 return {"not_started": "this node is shutting down", "fault": "node"}
             case "start":
                 return self.holder.start(request["plan"])
+            case "enter":
+                return self._enter(client, request)
             case "stop":
                 self.holder.stop(request["token"], request["grace_s"])
             case "freeze" | "thaw" as what:
@@ -315,7 +333,26 @@ class Server:
                 return {"error": f"there is no request {unknown!r}"}
         return {"done": True}
 
+    def _enter(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
+        if self.closing or self._emptied():
+            return {"refused": "not-running: this node is shutting down"}
+        outcome = self.holder.enter(request, client)
+        if isinstance(outcome, NotStarted):
+            return {"refused": outcome.detail}
+        pid, ends = outcome
+        client.hand({"id": request.get("id"), "entered": pid}, ends.ours)
+        ends.close_ours()
+        return None
+
+    def _emptied(self) -> bool:
+        """Return whether no further process may start."""
+        return self.draining
+
     def _tell_ends(self) -> None:
+        for left in self.holder.sessions.left:
+            assert isinstance(left.asked, Client)
+            left.asked.send({"left": left.code, "run_over": left.run_over})
+        self.holder.sessions.left.clear()
         for end in self.holder.ends:
             for client in self._clients:
                 client.send({"exited": end})
@@ -328,6 +365,7 @@ class Server:
                 self._selector.unregister(client.connection)
                 client.connection.close()
                 self._clients.remove(client)
+                self.holder.sessions.gone(client)
                 continue
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outbox else 0)
             key = self._selector.get_key(client.connection)

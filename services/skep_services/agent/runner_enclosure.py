@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep_services.agent import proc
+from skep_services.agent.runner_ends import Ends
 from skep_services.agent.runner_launch import NotStarted, launch, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
@@ -73,6 +74,31 @@ class Enclosure:
             return NotStarted(trouble)
         with proc.marked(known.mark):
             return launch(plan["argv"], plan["env"], plan["workdir"], stdin, output)
+
+    def enter(self, plan: Mapping[str, Any], known: Known, ends: Ends) -> int | NotStarted:
+        """Execute another process in a living run, as `launch` executes the first one.
+
+        Args:
+            plan: Its `argv`, `env` and `workdir`.
+            known: The run.
+            ends: Its descriptors.
+
+        Returns:
+            The pid, or what was wrong.
+
+        Raises:
+            OSError: It cannot be kept apart as the run is.
+        """
+        with proc.marked(known.mark):
+            return launch(
+                plan["argv"],
+                plan["env"],
+                plan["workdir"],
+                ends.stdin,
+                ends.output,
+                errors=ends.errors,
+                terminal=ends.terminal,
+            )
 
     def mark_of(self, pid: int) -> int | None:
         """Return the number that tells of which run a process is, if it has any."""

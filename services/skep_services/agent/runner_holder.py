@@ -24,14 +24,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skep_services.agent import proc, runner_freeze
 from skep_services.agent.runner_enclosure import Enclosure
+from skep_services.agent.runner_ends import Ends
 from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known, Record
+from skep_services.agent.runner_sessions import Sessions
 
 RUNS_MAX = 65_536
 """Runs known at once, ended ones included. An agent forgets ends as soon as they are durable."""
@@ -89,10 +91,17 @@ class Run:
         self.killed: dict[tuple[int, int], bool] = {}
         self.leftovers: dict[tuple[int, int], bool] = {}
         self.left: list[str] = []
+        self.kept: Mapping[str, Any] | None = None
+        """The variables and the folder that it began with; None: another runner began it."""
+        self.sessions: dict[int, bool] = {}
+        """Sessions of the kernel in which people ran commands: what is left there is not the
+        job's."""
 
     def leave(self, found: list[proc.Process]) -> None:
         """Note what outlived the main process; the first are named, while they are there."""
         for one in found:
+            if one.sid in self.sessions:
+                continue
             if (one.pid, one.ticks) not in self.leftovers:
                 self.leftovers[one.pid, one.ticks] = True
                 if len(self.left) < LEFT_NAMES_MAX:
@@ -124,6 +133,7 @@ class Holder:
         self.helpers: dict[int, bool] = {}
         """Children that are of no run, by pid; one that ends is taken out."""
         self.enclosure.helpers = self.helpers
+        self.sessions = Sessions(self.enclosure)
         self._pid = os.getpid()
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._record = Record(os.path.join(state, "runner.jsonl"), proc.boot_id())
@@ -183,8 +193,32 @@ class Holder:
         run = self._mains[outcome] = Run(known, own=True)
         self._add(run)
         run.log = log
+        run.kept = {"env": plan["env"], "workdir": plan["workdir"]}
         self._note(self._record.started, known, outcome, ticks, time.time_ns())
         return {"started": _started(known)}
+
+    def enter(self, request: Mapping[str, Any], asked: object) -> tuple[int, Ends] | NotStarted:
+        """Start a command of a person in a run; see `runner_sessions`.
+
+        Args:
+            request: The `token` of the run, and the command.
+            asked: The connection that it goes with.
+
+        Raises:
+            ValueError: The request makes no sense.
+        """
+        run = self.live.get(request["token"])
+        if run is None or run.main_gone or run.stopping or not run.known.pid:
+            return NotStarted("not-running: its process has ended, or is being ended")
+        if run.known.frozen:
+            return NotStarted("job-suspended: its processes are frozen: `skep resume` it first")
+        self.reap()
+        outcome = self.sessions.enter(run.known, run.kept, request, asked)
+        if not isinstance(outcome, NotStarted):
+            run.sessions[outcome[0]] = True
+            orphan = self._orphans[outcome[0]] = Orphan([run])
+            orphan.run = run
+        return outcome
 
     def stop(self, token: str, grace_s: float) -> None:
         """Ask a run's tree to end, and kill it later. Unknown and ended runs are fine.
@@ -201,6 +235,7 @@ class Holder:
         run.known.asked = run.known.asked or not run.main_gone
         at = time.monotonic()
         run.kill_at = min(run.kill_at, at + max(grace_s, 0.0))
+        self.sessions.run_ends(token)
         if not run.stopping and run.kill_at > at:
             _terminate(self._members(run))
         run.stopping = True
@@ -287,6 +322,7 @@ class Holder:
             if pid == 0:
                 break
             run = self._mains.pop(pid, None)
+            self.sessions.reaped(pid, status)
             if self.helpers.pop(pid, False):
                 continue
             if run is None:
@@ -296,6 +332,7 @@ class Holder:
                 run.main_gone = True
                 run.code = os.waitstatus_to_exitcode(status)
                 run.look_at = DUE
+                self.sessions.run_over(run.known.token)
         if orphans:
             # What died may have been the last of a run, or have left children that are its rest.
             self._strays_due = True
@@ -309,6 +346,7 @@ class Holder:
         os.close(pidfd)
         run.main_gone = True
         run.look_at = DUE
+        self.sessions.run_over(run.known.token)
 
     def wake_at(self) -> float:
         """Return when `tick` is due (monotonic seconds), infinite if never."""
@@ -342,6 +380,7 @@ class Holder:
         if run.log is not None:
             run.log.say(why)
         run.known.exceeded = why
+        self.sessions.run_ends(token)
         run.kill_at = at + LEFTOVER_GRACE_SECONDS
         _terminate(self._members(run))
         self._look(run, at)

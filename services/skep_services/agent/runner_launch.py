@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
+import termios
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,7 +36,14 @@ class NotStarted(NamedTuple):
 
 
 def launch(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, stdin: int, output: int
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    workdir: str,
+    stdin: int,
+    output: int,
+    *,
+    errors: int = -1,
+    terminal: bool = False,
 ) -> int | NotStarted:
     """Execute a program in a session of its own.
 
@@ -47,6 +56,8 @@ def launch(
         workdir: Where the process begins.
         stdin: A descriptor.
         output: A descriptor, which becomes stdout and stderr.
+        errors: A descriptor, which becomes stderr in its place; -1: none.
+        terminal: `stdin` is a terminal, which is to be that of the session.
 
     Returns:
         The pid, or what was wrong.
@@ -57,17 +68,19 @@ def launch(
             argv,
             stdin=stdin,
             stdout=output,
-            stderr=output,
+            stderr=output if errors < 0 else errors,
             env=env,
             cwd=workdir,
             # Closing each descriptor by hand is only needed where some are not close-on-exec.
             close_fds=False,
             start_new_session=True,
+            # Nothing else runs in the runner's process that a fork could copy half of.
+            preexec_fn=take_terminal if terminal else None,  # noqa: PLW1509
         )
     except OSError as error:
         text = explain(error, argv[0], env, workdir)
         return NotStarted(text, of_node=error.errno in NODE_ERRNOS)
-    except ValueError as error:
+    except (ValueError, subprocess.SubprocessError) as error:
         text = f"the command, its environment or workdir cannot be passed to exec: {error}"
         return NotStarted(text)
     finally:
@@ -76,6 +89,11 @@ def launch(
     # does not try to, and does not warn when it is dropped.
     process.returncode = 0
     return process.pid
+
+
+def take_terminal() -> None:
+    """Have the terminal at standard input be that of this process, which leads its session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _keep_on(cpus: str) -> set[int]:

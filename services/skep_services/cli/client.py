@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -264,6 +265,29 @@ class Client:
             try:
                 answer = self._connection.request("GET", path, timeout_s)
                 if answer.status < 300:
+                    return answer
+                data = answer.read()
+            except OSError as error:
+                self._try_next(deadline, error)
+                continue
+            raise refusal(answer.status, data)
+
+    def upgrade(self, path: str, headers: Mapping[str, str]) -> tuple[socket.socket, bytes]:
+        """Return a socket on which another protocol is spoken, and what came by it already.
+
+        Args:
+            path: The path with its query.
+            headers: What asks for that protocol.
+
+        Raises:
+            CommandError: The gateway cannot be reached.
+            refusal: A CommandError: it answers anything else.
+        """
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                answer = self._connection.upgrade(path, ANSWER_TIMEOUT_S, headers)
+                if isinstance(answer, tuple):
                     return answer
                 data = answer.read()
             except OSError as error:

@@ -6,6 +6,7 @@ that is the one reason for this module. TLS is imported when the address begins 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
@@ -21,6 +22,7 @@ BODY_BYTES_MAX = 512 * 1024 * 1024
 """20,000 job rows are 8 MB; a body beyond this would only exhaust this process."""
 
 PIECE_BYTES = 64 * 1024
+SWITCHED = 101
 CUT_SHORT = "the connection ended in the middle of an answer"
 NOT_HTTP = "what answers there does not speak HTTP"
 CONNECT_TIMEOUT_S = 5.0
@@ -193,22 +195,46 @@ class Connection:
         """
         if self._last is not None and not (self._last.done and self._last.keeps_alive):
             self.close()
-        lines = [
-            f"{method} {self.address.prefix}{path} HTTP/1.1",
-            f"Host: {self.address.host}:{self.address.port}",
-        ]
-        if self._token:
-            lines.append(f"Authorization: Bearer {self._token}")
         if body or method == "POST":
-            lines.append(f"Content-Length: {len(body)}")
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        assert not any("\r" in line or "\n" in line for line in lines), lines
-        head = "\r\n".join([*lines, "\r\n"]).encode()
+            headers = {"Content-Length": str(len(body)), **headers}
+        head = self._head_of(method, path, headers)
         try:
             return self._exchange(head + body, timeout_s)
         except BaseException:
             self.close()
             raise
+
+    def upgrade(
+        self, path: str, timeout_s: float, headers: Mapping[str, str]
+    ) -> tuple[socket.socket, bytes] | Answer:
+        """Ask for another protocol; return the socket and what came by it already, or a refusal.
+
+        The socket is the caller's from then on.
+
+        Args:
+            path: The path with its query.
+            timeout_s: The bound of each wait for the network (seconds).
+            headers: Headers beside those of every request.
+
+        Raises:
+            OSError: The gateway cannot be reached.
+        """
+        self.close()
+        self._open()
+        assert self._socket is not None
+        assert self._file is not None
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(self._head_of("GET", path, {"Connection": "Upgrade", **headers}))
+        answer = self._head(self._file)
+        if answer.status != SWITCHED:
+            self._last = answer
+            return answer
+        behind = b""
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):  # TLS says that there is nothing by an error.
+            behind = self._file.peek()
+        link, self._socket, self._file = self._socket, None, None
+        return link, behind
 
     def close(self) -> None:
         """Drop the connection; the next request opens another."""
@@ -229,6 +255,17 @@ class Connection:
         assert isinstance(self._socket, ssl.SSLSocket)
         shown = self._socket.getpeercert() or {}
         return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
+
+    def _head_of(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        lines = [
+            f"{method} {self.address.prefix}{path} HTTP/1.1",
+            f"Host: {self.address.host}:{self.address.port}",
+        ]
+        if self._token:
+            lines.append(f"Authorization: Bearer {self._token}")
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        assert not any("\r" in line or "\n" in line for line in lines), lines
+        return "\r\n".join([*lines, "\r\n"]).encode()
 
     def _exchange(self, data: bytes, timeout_s: float | None) -> Answer:
         kept = self._socket is not None

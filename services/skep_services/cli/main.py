@@ -12,7 +12,7 @@ from skep_services.cli.connection import LostError
 from skep_services.cli.exits import CommandError
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
 
     from skep_services.cli.options import Command
 
@@ -41,12 +41,16 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "where a spec would run now, which jobs make room, and when: nothing is done",
         ),
         "run": ("run", "run a command as a job, attached: its output here, Ctrl-C to cancel"),
+        "shell": ("terminals", "a shell on GPUs: a job, which goes on when you leave it"),
         "ps": ("jobs", "list jobs"),
         "show": ("show", "everything about one job"),
         "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),
         "artifacts": ("artifacts", "the files that a job keeps as its outputs"),
         "cp": ("artifacts", "copy a file or folder of a job's folder here"),
+        "exec": ("terminals", "run a command in a running job, with a terminal or without"),
+        "attach": ("terminals", "come back to the terminal of a job that is a shell"),
+        "port-forward": ("terminals", "connect from here to a port of a running job"),
         "cancel": ("jobs", "end jobs"),
         "retry": ("jobs", "begin the failed tasks of arrays anew"),
         "suspend": ("changes", "have jobs stand still; --release gives their GPUs to others"),
@@ -162,9 +166,7 @@ def _run(name: str, words: list[str]) -> int:
         try:
             command = _command(name)
             parser = parser_of(name, command)
-            # Options may stand anywhere, unless what follows is another program's command.
-            parse = parser.parse_args if command.takes_rest else parser.parse_intermixed_args
-            code = command.run(parse(words))
+            code = command.run(_parsed(parser, command, words))
             sys.stdout.flush()
         except SystemExit as ended:  # argparse ends this way, after having said why
             code = ended.code if isinstance(ended.code, int) else exits.USAGE
@@ -190,6 +192,21 @@ def _run(name: str, words: list[str]) -> int:
         _discard_output()
         return exits.FAILED
     return code
+
+
+def _parsed(parser: ArgumentParser, command: Command, words: list[str]) -> Namespace:
+    """Return the arguments of a command. Options stand anywhere, but not in a user's command."""
+    if command.takes_rest:
+        return parser.parse_args(words)
+    theirs: list[str] = []
+    if command.takes_command and "--" in words:
+        # argparse takes what follows for options of its own, now and then.
+        at = words.index("--")
+        words, theirs = words[:at], words[at + 1 :]
+    arguments = parser.parse_intermixed_args(words)
+    if command.takes_command:
+        arguments.command = [*arguments.command, *theirs]
+    return arguments
 
 
 def _discard_output() -> None:

@@ -17,11 +17,13 @@ class Command(NamedTuple):
     """One command: how it fills its parser, and what it does. It returns the exit code.
 
     `takes_rest`: the first argument that is no option begins a command of the user's.
+    `takes_command`: so does what follows `--`, which is added to the arguments `command`.
     """
 
     options: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], int]
     takes_rest: bool = False
+    takes_command: bool = False
 
 
 def no_options(parser: ArgumentParser) -> None:

@@ -173,7 +173,7 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
     if arguments.output:
         tree["outputs"] = arguments.output
     if arguments.env:
-        tree["env"] = dict(map(_variable, arguments.env))
+        tree["env"] = dict(map(variable, arguments.env))
     return tree
 
 
@@ -187,7 +187,12 @@ def after_of(words: list[str]) -> dict[str, list[str]]:
     return after
 
 
-def _variable(text: str) -> tuple[str, str]:
+def variable(text: str) -> tuple[str, str]:
+    """Return the variable of `NAME=VALUE`, or that of this shell called so.
+
+    Raises:
+        CommandError: This shell has none.
+    """
     name, mark, value = text.partition("=")
     if not mark:
         if name not in os.environ:
@@ -208,7 +213,7 @@ def attached(client: Client, job: str, arguments: Namespace) -> int:
         The exit code: 0 if the job succeeded, 1 if it ended otherwise, 130 after an interrupt.
     """
     try:
-        row = _wait_started(client, job)
+        row = wait_started(client, job)
         ranks = logs.ranks_of(arguments.rank, row)
         take = logs.json_takers(ranks) if arguments.json else logs.takers(ranks)
         following = Namespace(job=job, attempt=None)
@@ -216,7 +221,7 @@ def attached(client: Client, job: str, arguments: Namespace) -> int:
         row = poll(client, job, "ended", None)
     except KeyboardInterrupt as interrupt:
         client.close()
-        return _interrupted(client, job, ask=not isinstance(interrupt, TerminatedError))
+        return interrupted(client, job, ask=not isinstance(interrupt, TerminatedError))
     if arguments.json:
         print_json(row)
     else:
@@ -224,7 +229,8 @@ def attached(client: Client, job: str, arguments: Namespace) -> int:
     return exits.OK if row["state"] == "succeeded" else exits.FAILED
 
 
-def _wait_started(client: Client, job: str) -> dict[str, Any]:
+def wait_started(client: Client, job: str) -> dict[str, Any]:
+    """Return a job once it runs or has ended, and say meanwhile why it waits."""
     told = ""
     wait_s = STATUS_AFTER_S
     while True:
@@ -239,7 +245,7 @@ def _wait_started(client: Client, job: str) -> dict[str, Any]:
         wait_s = STATUS_EVERY_S
 
 
-def _interrupted(client: Client, job: str, *, ask: bool) -> int:
+def interrupted(client: Client, job: str, *, ask: bool) -> int:
     """Cancel the job, unless a person at the terminal wants to keep it."""
     try:
         if ask and render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr):

@@ -24,12 +24,15 @@ REQUESTS_BURST = 1_000
 """What a tenant may ask at once after a quiet time: a sweep of a thousand jobs."""
 STREAMS_MAX = 16
 """Event streams of one tenant: 31 tenants fit into what there may be of all together."""
+SESSIONS_MAX = 64
+"""Sessions in jobs that one tenant has at once: terminals, and a browser's connections through
+`skep port-forward`."""
 FOLLOWED_MAX = 16
 """Logs that one tenant follows at once: 12 tenants fit into what there may be."""
 
 
 ANSWER_WITHIN_S = 1.0
-MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX}
+MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX, "sessions": SESSIONS_MAX}
 
 
 class Kept(msgspec.Struct, frozen=True):

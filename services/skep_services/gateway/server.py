@@ -42,6 +42,7 @@ from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
+from skep_services.gateway.terminals import Terminals
 from skep_services.gateway.trials import Trials
 from skep_services.gateway.watch import Watch
 from skep_services.gateway.what_if import Drafts
@@ -284,6 +285,7 @@ class Gateway:
         limits = Limits(time.monotonic, self._bus)
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
+        terminals = Terminals(self._bus, self._identity, jobs, limits, self.people.note)
         health = Health(self._bus, indexer, clock, self.people.services)
         cluster = Cluster(indexer, submitter, health, metrics, clock, self.models.stages)
         searches = Searches(self.searches, watch, submitter, clock)
@@ -294,6 +296,7 @@ class Gateway:
             ],
             client_max_size=BODY_BYTES_MAX,
         )
+        application.on_shutdown.append(terminals.close)
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)
         metrics.add(PromiseCounts(indexer.fold))
         metrics.add(OutcomeCounts(self.models.calibration))
@@ -301,6 +304,7 @@ class Gateway:
             [
                 *jobs.routes(),
                 *streams.routes(),
+                *terminals.routes(),
                 *cluster.routes(),
                 *searches.routes(),
                 *Models(self.models).routes(),

@@ -18,6 +18,7 @@ from typing import Any
 
 from skep_services.agent import proc
 from skep_services.agent.runner_enclosure import Enclosure
+from skep_services.agent.runner_ends import Ends
 from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
@@ -40,6 +41,8 @@ from skep_services.launcher.scratch import Scratch
 from skep_services.launcher.secret_files import SecretFiles
 
 REMOVE = "/bin/rm"
+TERMINAL_MODE = 0o600
+"""Of the terminal of a session: its account's alone."""
 OWN_PROCESSES = View("", False, (), True)
 NO_NAMESPACE = FEATURES[policy.PID_NAMESPACE]
 
@@ -130,7 +133,8 @@ class Apart(Enclosure):
             said(f"refused: {str(plan.get('token'))[:64]!r}: {refusal}")
             return NotStarted(str(refusal), of_node=refusal.of_node)
         self._admitted = account
-        return {"uid": account.uid, "job": plan["job"]}
+        whose = {"owner": plan["owner"], "vc": plan["vc"]}
+        return {"uid": account.uid, "job": plan["job"], **whose}
 
     def open_log(self, path: str, bytes_max: int, about: Mapping[str, Any]) -> RunLog:
         if path == os.devnull:
@@ -278,6 +282,50 @@ class Apart(Enclosure):
             os.close(namespace)
         if isinstance(outcome, NotStarted):
             said(f"not started: {plan['token']}: {outcome.detail}")
+        return outcome
+
+    def enter(self, plan: Mapping[str, Any], known: Known, ends: Ends) -> int | NotStarted:
+        job = str(known.about.get("job", ""))
+        if "owner" not in known.about:
+            return NotStarted(
+                "it was started by an earlier version, which did not note whose it is"
+            )
+        try:
+            account = self._accounts.of(known.about["owner"], known.about["vc"])
+        except Refusal as refusal:
+            return NotStarted(str(refusal))
+        if account.uid != known.about["uid"]:
+            return NotStarted(
+                f"its processes are of account {known.about['uid']}, not {account.uid}"
+            )
+        if ends.terminal:
+            os.fchown(ends.stdin, account.uid, account.gid)
+            os.fchmod(ends.stdin, TERMINAL_MODE)
+        whole = {"script": "", "files": {}, "checkpoints": "", "job": job, **plan}
+        namespace = -1
+        if "init" in known.about:
+            namespace = self._namespaces.open(Init(*known.about["init"]))
+        try:
+            outcome = execute(
+                Request(
+                    plan=whole,
+                    account=account,
+                    mark=known.mark,
+                    joins=self._groups.make(known.mark),
+                    view=self._view(whole, account),
+                    limits=self._policy.limits,
+                    umask=self._policy.umask,
+                    null=ends.stdin,
+                    output=ends.output,
+                    makes_checkpoints=False,
+                    namespace=namespace,
+                    errors=ends.errors,
+                    terminal=ends.terminal,
+                )
+            )
+        finally:
+            if namespace >= 0:
+                os.close(namespace)
         return outcome
 
     def prepare_container(self, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -33,6 +34,7 @@ from skep_services.agent.runner_launch import (
     NotStarted,
     explain,
     script_trouble,
+    take_terminal,
     workdir_trouble,
 )
 from skep_services.launcher import kernel
@@ -85,6 +87,10 @@ class Request(NamedTuple):
     makes_checkpoints: bool
     namespace: int
     """A descriptor of the PID namespace that it is to be in; -1: the launcher's."""
+    errors: int = -1
+    """What becomes stderr in place of `output`; -1: nothing."""
+    terminal: bool = False
+    """`null` is a terminal, which is to be that of the process's session."""
 
 
 class Spare:
@@ -459,10 +465,15 @@ def variables(plan: Mapping[str, Any], account: Account) -> dict[str, str]:
 def _run(request: Request, writer: int) -> None:
     plan, account = request.plan, request.account
     argv, env = plan["argv"], {**variables(plan, account), **_make_files(plan)}
-    _warn(request, env)
-    os.dup2(request.null, 0)
-    os.dup2(request.output, 1)
-    os.dup2(request.output, 2)
+    if request.errors < 0:  # A person's session has no log that it would be for.
+        _warn(request, env)
+    # Copied beyond these three first: each may be any of them.
+    ends = (request.null, request.output, request.errors)
+    kept = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3) for each in ends if each >= 0]
+    for number, each in enumerate((*kept, kept[-1])[:3]):
+        os.dup2(each, number)
+    if request.terminal:
+        take_terminal()
     # Everything else closes at the exec; that this is so is not left to what opened it.
     os.set_inheritable(writer, False)
     for low, high in ((3, writer), (writer + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])):

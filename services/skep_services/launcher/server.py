@@ -91,6 +91,9 @@ class LauncherServer(Server):
             return self._watchdog_s if found is None else min(found, self._watchdog_s)
         return found
 
+    def _emptied(self) -> bool:
+        return bool(self._emptying)
+
     def heard(self, numbers: bytes) -> None:
         """Leave at SIGTERM; begin anew at SIGHUP."""
         self._leaving = self._leaving or signal.SIGTERM in numbers or signal.SIGINT in numbers
