@@ -117,11 +117,14 @@ def _with_environment(login: credentials.Login) -> Target:
 
 
 def query(path: str, **parameters: Any) -> str:
-    """Return a path with its query; parameters that are None are left out."""
-    given = {name: str(value) for name, value in parameters.items() if value is not None}
-    if not given:
-        return path
-    return path + "?" + "&".join(f"{name}={quote(value)}" for name, value in given.items())
+    """Return a path with its query; parameters that are None are left out, lists are repeated."""
+    given = [
+        f"{name}={quote(str(each))}"
+        for name, value in parameters.items()
+        for each in (value if isinstance(value, list) else [value])
+        if each is not None
+    ]
+    return path + "?" + "&".join(given) if given else path
 
 
 def is_header_text(text: str) -> bool:

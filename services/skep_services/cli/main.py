@@ -112,7 +112,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "models": ("models", "ls | show | add | promote | retire: learned models, by their hash"),
     },
-    "about": {"version": ("about", "print the version")},
+    "about": {
+        "explain": ("explain", "what a reason code means, and what to do about it"),
+        "completion": ("completion", "bash | zsh | fish: a script that completes what you type"),
+        "version": ("about", "print the version"),
+    },
 }
 """Command to the module that holds it and its line in the help: no module is imported for those."""
 
@@ -131,6 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(words[1], ["--help"])
         print(overview())
         return exits.OK if words else exits.USAGE
+    if words[0] == "__complete":  # A shell asks: `skep completion` prints what has it do so.
+        from skep_services.cli.completing import complete
+
+        return complete(words[1:])
     if words[0] in ("-V", "--version"):
         words[0] = "version"
     if words[0] not in COMMANDS:
@@ -154,7 +162,7 @@ def _run(name: str, words: list[str]) -> int:
     wants_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
     try:
         try:
-            command = _command(name)
+            command = command_of(name)
             parser = parser_of(name, command)
             # Options may stand anywhere, unless what follows is another program's command.
             parse = parser.parse_args if command.takes_rest else parser.parse_intermixed_args
@@ -213,7 +221,8 @@ def parser_of(name: str, command: Command) -> ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Command:
+def command_of(name: str) -> Command:
+    """Return a command; its module is imported."""
     module = __import__(f"skep_services.cli.{COMMANDS[name][0]}", fromlist=["COMMANDS"])
     command: Command = module.COMMANDS[name]
     return command

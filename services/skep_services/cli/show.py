@@ -8,7 +8,8 @@ from typing import Any
 
 from skep_services.cli import exits, render
 from skep_services.cli.client import quote
-from skep_services.cli.jobs import ENDED, eta, why_of
+from skep_services.cli.job_table import eta, why_of
+from skep_services.cli.jobs import ENDED
 from skep_services.cli.ledger import trial_columns
 from skep_services.cli.options import Command, client_of, job_argument, print_raw
 from skep_services.cli.plan import tell_what_if

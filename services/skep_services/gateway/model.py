@@ -145,13 +145,11 @@ class Batch(NamedTuple):
 
 
 class JobQuery(NamedTuple):
-    """Which ended jobs to list. Empty texts do not filter."""
+    """Which ended jobs to list, as conditions of SQL with their values: `Choice` makes them."""
 
     limit: int
-    vc: Only = ""
-    state: str = ""
-    name: str = ""
-    owner: str = ""
+    conditions: Sequence[tuple[str, Sequence[Any]]] = ()
+    order: str = "sequence DESC"
 
 
 class EventQuery(NamedTuple):
@@ -164,7 +162,7 @@ class EventQuery(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Ended jobs by descending sequence, as JSON lines, and how many match in all."""
+    """Ended jobs in the order of the query, as JSON lines, and how many match in all."""
 
     lines: list[tuple[int, bytes]]
     total: int
@@ -266,20 +264,13 @@ class Model:
         return bytes(row[0]) if row is not None else None
 
     def ended(self, query: JobQuery) -> Listed:
-        """Return the newest ended jobs that match."""
-        where, values = _where(
-            {
-                "phase = ?": PHASE_ENDED,
-                "vc = ?": query.vc,
-                "state = ?": query.state,
-                "name = ?": query.name,
-                "owner = ?": query.owner,
-            }
-        )
-        # The condition is made of our own words; what a client says goes in as a value.
-        table = f"FROM jobs WHERE {where}"
+        """Return the first ended jobs that match."""
+        words = ["phase = ?", *(text for text, _ in query.conditions)]
+        values = [PHASE_ENDED, *(value for _, each in query.conditions for value in each)]
+        # The conditions are made of our own words; what a client says goes in as a value.
+        table = f"FROM jobs WHERE {' AND '.join(words)}"
         total = self._reader.execute(f"SELECT count(*) {table}", values).fetchone()[0]
-        lines = f"SELECT sequence, line {table} ORDER BY sequence DESC LIMIT ?"
+        lines = f"SELECT sequence, line {table} ORDER BY {query.order} LIMIT ?"
         return Listed(self._reader.execute(lines, [*values, query.limit]).fetchall(), total)
 
     def events(self, query: EventQuery) -> list[tuple[int, bytes]]:

@@ -114,6 +114,8 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     """When it starts and ends; None: it has ended, or nothing can be said."""
     owner: str = ""
     """The person that submitted it; empty: its VC as a whole did."""
+    labels: dict[str, str] = {}
+    """Of its spec. Rows that were stored by versions before this field have none."""
 
 
 class Part(msgspec.Struct, kw_only=True):
