@@ -30,7 +30,18 @@ JOBS_MAX = 100
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@%+,:-]*")
 
 UNFINISHED = frozenset(
-    ["cancel", "suspend", "resume", "checkpoint", "migrate", "resize", "pack", "unpack", "set-priority", "wait"]
+    [
+        "cancel",
+        "suspend",
+        "resume",
+        "checkpoint",
+        "migrate",
+        "resize",
+        "pack",
+        "unpack",
+        "set-priority",
+        "wait",
+    ]
 )
 """Commands about jobs that have not ended."""
 

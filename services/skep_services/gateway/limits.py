@@ -24,12 +24,13 @@ REQUESTS_BURST = 1_000
 """What a tenant may ask at once after a quiet time: a sweep of a thousand jobs."""
 STREAMS_MAX = 16
 """Event streams of one tenant: 31 tenants fit into what there may be of all together."""
-FOLLOWED_MAX = 16
-"""Logs that one tenant follows at once: 12 tenants fit into what there may be."""
-
+FOLLOWED_MAX = 64
+"""Logs that one tenant follows at once: every rank that `skep logs --rank all` shows."""
+SEARCHED_MAX = 4
+"""Logs that one tenant searches at once."""
 
 ANSWER_WITHIN_S = 1.0
-MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX}
+MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX, "searched logs": SEARCHED_MAX}
 
 
 class Kept(msgspec.Struct, frozen=True):
