@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "run": ("run", "run a command as a job, attached: its output here, Ctrl-C to cancel"),
         "ps": ("jobs", "list jobs"),
+        "top": ("top", "the cluster on one screen, live: jobs, nodes, cells, rates, output, why"),
         "show": ("show", "everything about one job"),
         "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),

@@ -21,6 +21,7 @@ class News:
         since: The event to begin after; None: the newest.
         vc: Only of one virtual cluster; None: all that the caller sees.
         job: Only of one job; None: all.
+        wake: Set with each event; None: one of its own, for `wait`.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class News:
         since: int | None = None,
         vc: str | None = None,
         job: str | None = None,
+        wake: threading.Event | None = None,
     ) -> None:
         self._client = Client(target, PATIENCE_FOLLOWING_S)
         self._since, self._vc, self._job = since, vc, job
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
-        self._some = threading.Event()
+        self._some = wake or threading.Event()
         self._failure: Exception | None = None
         self.connected = False
         """The stream is open; else the view may be out of date."""
@@ -52,9 +54,22 @@ class News:
         """
         happened = self._some.wait(timeout_s)
         self._some.clear()
+        self.check()
+        return happened
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the thread has stopped."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raise what stopped the thread.
+
+        Raises:
+            Exception: That.
+        """
         if self._failure is not None:
             raise self._failure
-        return happened
 
     def take(self) -> list[dict[str, Any]]:
         """Return the events that came since the last call."""

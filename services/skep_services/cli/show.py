@@ -35,7 +35,7 @@ def run_show(arguments: Namespace) -> int:
     print(
         f"{row['job']}  {printable(row['name'])}  {render.state_text(row['state'], colour=colour)}"
     )
-    for label, text in _lines(row, time.time_ns()):
+    for label, text in details(row, time.time_ns()):
         if text:
             print(f"  {label:{LABEL_COLUMNS}} {printable(text)}")
     for problem in row.get("problems") or ():
@@ -50,7 +50,8 @@ def run_show(arguments: Namespace) -> int:
     return exits.OK
 
 
-def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
+def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
+    """Return what `show` says of a job: each label with its text, empty where there is none."""
     spec = row.get("spec")
     spec = spec if isinstance(spec, dict) else {}
     until = row["ended_at"] or now_ns
