@@ -212,6 +212,52 @@ def test_ps_filters(gateway: FakeGateway, run: Run) -> None:
     assert run("ps", "-q") == (0, "j1\nj2\n", "")
 
 
+def test_ps_passes_on_how_jobs_are_chosen_and_sorted(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    run("ps", "-l", "team=x", "--user", "ada", "--state", "running,queued", "--sort", "gpus", "-r")
+    query = gateway.last("GET /v1/jobs").query
+    assert query == {
+        "state": "running,queued",
+        "label": "team=x",
+        "user": "ada",
+        "limit": "20000",
+        "order": "-gpus",
+    }
+
+
+def test_ps_shows_the_columns_that_are_asked_for(gateway: FakeGateway, run: Run) -> None:
+    rows = [row("j1", labels={"team": "x", "n": "1"}), row("j2", total_steps=None)]
+    gateway.on("GET /v1/jobs", {"jobs": rows, "total": 2})
+    lines = run("ps", "-o", "job,labels,done,class")[1].splitlines()
+    assert [line.split() for line in lines] == [
+        ["JOB", "LABELS", "DONE", "CLASS"],
+        ["j1", "team=x,n=1", "12%", "guaranteed"],
+        ["j2", "-", "-", "guaranteed"],
+    ]
+    assert run("ps", "-o", "+workers")[1].splitlines()[0].split()[-2:] == ["WHY", "WORKERS"]
+    assert "SUBMITTED" in run("ps", "-o", "wide")[1].splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("-o", "jobb"), "-o: no column 'jobb': did you mean job?"),
+        (("-o", "json"), "-o: no column 'json': `--json` prints everything as JSON"),
+        (("-o", ""), "-o: no column '': there are job, name, vc"),
+        (("-r",), "--reverse is about --sort by a column"),
+        (("-w", "-q"), "-w shows a table, and -q is for scripts: choose one"),
+    ],
+)
+def test_ps_refuses_what_means_nothing(
+    gateway: FakeGateway, run: Run, words: tuple[str, ...], told: str
+) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    code, out, err = run("ps", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"skep ps: {told}")
+    assert err.count("\n") == 1
+
+
 def test_ps_json_is_what_the_gateway_said(gateway: FakeGateway, run: Run) -> None:
     gateway.on("GET /v1/jobs", {"jobs": [row()], "total": 1})
     assert json.loads(run("ps", "--json")[1]) == {"jobs": [row()], "total": 1}

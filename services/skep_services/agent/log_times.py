@@ -22,9 +22,9 @@ from skep.units import NS_PER_SECOND
 from skep_services.agent.environment import log_path
 from skep_services.agent.runner_log import LOG_TAIL_BYTES
 
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S = 2.0
 """How exact it is to know when a line was written."""
-PRUNE_EVERY = 720
+PRUNE_EVERY = 1_800
 """Looks between two removals of what belongs to logs that are gone: an hour."""
 SEEN = struct.Struct("<QQ")
 """Wall-clock nanoseconds, and bytes."""

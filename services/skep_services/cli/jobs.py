@@ -58,8 +58,9 @@ def options_ps(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--sort",
         metavar="COLUMN",
-        help="sort by a column, - before it turns it round; or submitted, newest, queue",
+        help="sort by a column; or submitted, newest, queue (as jobs come in turn)",
     )
+    parser.add_argument("-r", "--reverse", action="store_true", help="--sort: the other way round")
     parser.add_argument(
         "-o",
         "--columns",
@@ -80,9 +81,6 @@ def run_ps(arguments: Namespace) -> int:
 
     Returns:
         The exit code: always 0.
-
-    Raises:
-        CommandError: The command line is wrong.
     """
     # Ten thousand rows are a hundred thousand objects that all live until the end: looking for
     # garbage among them again and again would take a third of the time.
@@ -100,7 +98,7 @@ def run_ps(arguments: Namespace) -> int:
         owner=arguments.owner,
         user=arguments.user,
         mine=1 if arguments.mine else None,
-        order=arguments.sort,
+        order=_order(arguments),
     )
 
     def columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
@@ -126,6 +124,20 @@ def run_ps(arguments: Namespace) -> int:
     if total > len(rows):
         say(f"{len(rows)} of {total} jobs; -n {total} shows all")
     return exits.OK
+
+
+def _order(arguments: Namespace) -> str | None:
+    """Return how the gateway is to sort.
+
+    Raises:
+        CommandError: There is nothing to turn round.
+    """
+    if not arguments.reverse:
+        return arguments.sort or None
+    if not arguments.sort or arguments.sort in {"submitted", "newest", "queue"}:
+        text = "--reverse is about --sort by a column; `--sort newest` has the newest first"
+        raise CommandError(exits.USAGE, text)
+    return f"-{arguments.sort}"
 
 
 def _watch(

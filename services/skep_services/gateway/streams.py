@@ -207,7 +207,10 @@ class Streams:
                 await _write(request, response, told)
             elif not piece and (request.transport is None or request.transport.is_closing()):
                 return response
-        found = (last.lines() if last is not None else []) + lines.end()
+        found = lines.end()
+        if last is not None:
+            last.take(found)
+            found = last.lines()
         if found:
             await _write(request, response, lines.told(found))
         return response
