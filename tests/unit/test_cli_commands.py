@@ -212,6 +212,23 @@ def test_ps_filters(gateway: FakeGateway, run: Run) -> None:
     assert run("ps", "-q") == (0, "j1\nj2\n", "")
 
 
+def test_ps_of_a_virtual_cluster_that_there_is_not(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    gateway.on("GET /v1/vcs", {"vcs": [{"vc": "vision"}, {"vc": "nlp"}]})
+    told = "no jobs; there is no virtual cluster 'visoin': did you mean vision?\n"
+    assert run("ps", "-a", "--vc", "visoin") == (0, "", told)
+    assert run("ps", "-a", "--vc", "nlp") == (0, "", "no jobs\n")
+
+
+def test_long_lists_are_decoded_as_short_ones(gateway: FakeGateway, run: Run) -> None:
+    rows = [row(f"j{number}") for number in range(2_500)]
+    gateway.on("GET /v1/jobs", {"jobs": rows, "total": 2_500})
+    assert run("ps", "-q")[1].split() == [one["job"] for one in rows]
+    gateway.on("GET /v1/jobs", lambda _: Told(pieces=[b"{" + b" " * 1_100_000]))
+    code, _, err = run("ps")
+    assert (code, err.startswith("skep ps: the gateway's answer is not JSON: ")) == (4, True)
+
+
 def test_ps_passes_on_how_jobs_are_chosen_and_sorted(gateway: FakeGateway, run: Run) -> None:
     gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
     run("ps", "-l", "team=x", "--user", "ada", "--state", "running,queued", "--sort", "gpus", "-r")

@@ -404,6 +404,10 @@ class EventParser:
                 self._data.append(value)
 
 
+LARGE_BYTES = 1 << 20
+"""From this size on it pays to import the faster decoder: ten thousand jobs are 6 MB."""
+
+
 def decoded(data: bytes) -> Any:
     """Return a JSON answer.
 
@@ -411,7 +415,14 @@ def decoded(data: bytes) -> Any:
         CommandError: The answer is not JSON.
     """
     try:
-        return json.loads(data)
+        if len(data) < LARGE_BYTES:
+            return json.loads(data)
+        import msgspec
+
+        try:
+            return msgspec.json.decode(data)
+        except msgspec.MsgspecError:
+            return json.loads(data)  # It says better what is wrong.
     except ValueError as error:
         text = f"the gateway's answer is not JSON: {error}"
         raise CommandError(exits.UNREACHABLE, text) from None

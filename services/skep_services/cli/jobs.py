@@ -117,13 +117,31 @@ def run_ps(arguments: Namespace) -> int:
         print("\n".join([row["job"] for row in rows])) if rows else None
         return exits.OK
     if not rows:
-        say("no active jobs (`skep ps -a` shows ended ones)" if state == "active" else "no jobs")
+        text = "no active jobs (`skep ps -a` shows ended ones)" if state == "active" else "no jobs"
+        say(text + _unknown_vc(client, arguments.vc))
         return exits.OK
     render.show_table(columns(rows, time.time_ns()))
     total = answer.get("total", len(rows))
     if total > len(rows):
         say(f"{len(rows)} of {total} jobs; -n {total} shows all")
     return exits.OK
+
+
+def _unknown_vc(client: Client, vc: str | None) -> str:
+    """Return a remark where a list is empty because there is no such virtual cluster."""
+    if vc is None:
+        return ""
+    try:
+        known = [str(one["vc"]) for one in client.get("/v1/vcs")["vcs"]]
+    except CommandError:
+        return ""  # It is no more than a remark.
+    if vc in known:
+        return ""
+    import difflib
+
+    close = difflib.get_close_matches(vc, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    return f"; there is no virtual cluster {vc[:60]!r}: {hint}"
 
 
 def _order(arguments: Namespace) -> str | None:
