@@ -537,6 +537,59 @@ def test_followed_log_goes_on_at_the_byte_where_it_was_cut(gateway: FakeGateway,
     assert run("logs", "-f", "j1")[1] == "0123456789"
 
 
+def test_logs_pass_on_which_part_is_asked_for(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", row())
+    gateway.on(
+        "GET /v1/jobs/j1/logs", lambda _: Told(pieces=[b'{"offset":9,"text":"a loss\\n"}\n'])
+    )
+    words = ("--tail", "5", "--since", "10m", "--grep", "a l*", "-i")
+    assert run("logs", "j1", *words) == (0, "a loss\n", "")
+    query = gateway.last("GET /v1/jobs/j1/logs").query
+    asked = {"rank": "0", "attempt": "latest", "follow": "0"}
+    assert query == {**asked, "tail": "5", "since_s": "600", "grep": "a l*", "any_case": "1"}
+    lines = run("logs", "j1", "--grep", "loss", "--json")[1].splitlines()
+    assert [json.loads(line) for line in lines] == [{"rank": 0, "text": "a loss\n"}]
+
+
+def test_followed_lines_with_a_text_go_on_where_the_gateway_says(
+    gateway: FakeGateway, run: Run
+) -> None:
+    gateway.on("GET /v1/jobs/j1", ended("j1"))
+    answers = [
+        Told(pieces=[b'{"offset":50,"text":"one\\n"}\n{"offset":1000000,"text":""}\n'], cut=True),
+        Told(pieces=[b'{"offset":1000007,"text":"two\\n"}\n']),
+    ]
+    gateway.on("GET /v1/jobs/j1/logs", lambda _: answers.pop(0))
+    assert run("logs", "-f", "j1", "--grep", "o", "-n", "3") == (0, "one\ntwo\n", "")
+    first, second = [one.query for one in gateway.asked if one.path.endswith("/logs")]
+    assert (first["tail"], first.get("offset")) == ("3", None)
+    assert (second.get("tail"), second["offset"], second["grep"]) == (None, "1000000", "o")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--tail", "-1"),
+        ("--tail", "x"),
+        ("--tail", "100001"),
+        ("--since", "soon"),
+        ("--since", "-5m"),
+        ("--grep", ""),
+        ("--grep", "a\nb"),
+        ("--grep", "x" * 257),
+        ("--ignore-case",),
+    ],
+)
+def test_parts_of_logs_that_cannot_be(
+    gateway: FakeGateway, run: Run, words: tuple[str, ...]
+) -> None:
+    gateway.on("GET /v1/jobs/j1", row())
+    code, out, err = run("logs", "j1", *words)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("skep logs: ")
+    assert not [one for one in gateway.asked if one.path.endswith("/logs")]
+
+
 def test_followed_log_goes_on_with_later_attempts(gateway: FakeGateway, run: Run) -> None:
     states = iter([row(attempt=1), row(attempt=1), row(attempt=1), row(attempt=2)])
     gateway.on("GET /v1/jobs/j1", lambda _: Told(200, next(states, ended(attempt=2))))
