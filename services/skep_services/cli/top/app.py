@@ -40,11 +40,11 @@ class Top(App[Exception]):
         text-style: bold underline; }
     #list > .datatable--cursor { background: ansi_default; color: ansi_default;
         text-style: reverse; }
-    #title { height: 1; background: ansi_bright_black; color: ansi_bright_white; }
+    #title { height: 1; background: ansi_default; color: ansi_default; text-style: bold; }
     #pane { height: 45%; background: ansi_default; scrollbar-size: 1 1; }
     #about { height: auto; background: ansi_default; }
     #filter { height: 1; border: none; padding: 0 1; display: none; }
-    #keys { height: 1; background: ansi_bright_black; color: ansi_bright_white; }
+    #keys { height: 1; background: ansi_default; color: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "quit", priority=False),
@@ -197,7 +197,7 @@ class Top(App[Exception]):
         for key, meaning in texts.KEYS:
             if text.cell_len + len(key) + len(meaning) + 1 > width:
                 break
-            text.append(key, style="bold yellow")
+            text.append(key, style="bold cyan")
             text.append(f" {meaning} ")
         return text
 

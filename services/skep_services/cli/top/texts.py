@@ -16,6 +16,9 @@ Rows = list[dict[str, Any]]
 VIEWS = {"jobs": "Jobs", "nodes": "Nodes", "vcs": "Virtual clusters"}
 PANES = {"why": "why", "output": "output of rank 0", "details": "details"}
 
+NAME_COLUMNS = {"NAME": 20, "VC": 10}
+"""Down to this a name is not cut before other columns are left out."""
+
 BARS = " ▁▂▃▄▅▆▇█"
 FULL, HALF, EMPTY = "█", "▌", "░"
 
@@ -83,7 +86,7 @@ def columns(view: str, rows: Rows, now_ns: int, width: int) -> list[Column]:
         now_ns: The time (ns since 1970).
         width: Columns of the terminal, without what surrounds the table.
     """
-    made = {"nodes": _nodes, "vcs": _vcs}.get(view, job_columns)(rows, now_ns)
+    made = {"nodes": _nodes, "vcs": _vcs}.get(view, _jobs)(rows, now_ns)
     if not made:
         return made
     found = render.fit(made, width)
@@ -91,6 +94,17 @@ def columns(view: str, rows: Rows, now_ns: int, width: int) -> list[Column]:
         column.cells = render.cut(column)
         column.natural = column.width
     return found
+
+
+def _jobs(rows: Rows, now_ns: int) -> list[Column]:
+    """Return the table of `ps`; a name is worth more here than the range of an end."""
+    made = job_columns(rows, now_ns)
+    for column in made:
+        if column.title in {"NAME", "VC"}:
+            column.narrow = NAME_COLUMNS[column.title]
+        elif column.title == "ENDS":
+            column.drop = max(one.drop for one in made) + 1
+    return made
 
 
 def _nodes(rows: Rows, now_ns: int) -> list[Column]:
@@ -107,8 +121,8 @@ def _nodes(rows: Rows, now_ns: int) -> list[Column]:
         Column("CPUS", [str(row["cpus"]) for row in rows], right=True, drop=5),
         Column("MEMORY", [render.size(row["memory"]) for row in rows], right=True, drop=6),
         Column("HEARD", heard, right=True, drop=4),
-        Column("ADDRESS", [row["address"] or "-" for row in rows], drop=7),
-        Column("JOBS", [" ".join(row["jobs"]) or "-" for row in rows], narrow=10, drop=8),
+        Column("ADDRESS", [row["address"] or "-" for row in rows], drop=8),
+        Column("JOBS", [" ".join(row["jobs"]) or "-" for row in rows], narrow=10, drop=1),
     ]
 
 
