@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from skep_services.cli import completing
-from skep_services.cli.completing import answer
 from skep_services.cli.completion import SCRIPTS
-from skep_services.cli.main import COMMANDS, main
+from skep_services.cli.main import COMMANDS, known, main
 from tests.cli_kit import Asked, FakeGateway, Told, fake_gateway, row
 
 ROWS = [
@@ -46,6 +45,10 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
         made.on("GET /v1/vcs", {"vcs": [{"vc": "nlp"}, {"vc": "vision"}]})
         made.on("GET /v1/nodes", {"nodes": [{"node": "node-1", "state": "up"}]})
         yield made
+
+
+def answer(given: list[str]) -> list[str]:
+    return completing.answer(given, known())
 
 
 def words(*before: str) -> list[str]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from skep_services.cli import exits
-from skep_services.cli import main as entry
 from skep_services.cli.client import Client, find_target, query
 from skep_services.cli.exits import CommandError
 
@@ -48,32 +47,40 @@ UNFINISHED = frozenset(
 Offered = Iterator[tuple[str, str]]
 
 
-def answer(words: list[str]) -> list[str]:
+class Known(NamedTuple):
+    """The commands that there are.
+
+    `commands` has the line in the help of each. `parser` returns the parser of one, and whether
+    what follows its options is another program's command.
+    """
+
+    commands: Mapping[str, str]
+    parser: Callable[[str], tuple[argparse.ArgumentParser, bool]]
+
+
+def answer(words: list[str], known: Known) -> list[str]:
     """Return the lines that answer a shell.
 
     Args:
         words: What is before the cursor, without `skep`; the last one is being written, and may be
             empty.
+        known: The commands.
     """
     try:
-        return _answer(words or [""])
+        return _answer(words or [""], known)
     except (CommandError, OSError, SystemExit):
         return [WORDS]  # A person that presses a key asked for no error.
 
 
-def _answer(words: list[str]) -> list[str]:
+def _answer(words: list[str], known: Known) -> list[str]:
     *before, current = words
-    if not before:
-        names = ((name, text) for name, (_, text) in entry.COMMANDS.items())
-        return _lines(names, current)
-    if before[0] == "help":
-        return _lines(((name, text) for name, (_, text) in entry.COMMANDS.items()), current)
-    if before[0] not in entry.COMMANDS:
+    if not before or before[0] == "help":
+        return _lines(iter(known.commands.items()), current)
+    if before[0] not in known.commands:
         return [WORDS]
-    command = entry.command_of(before[0])
-    if command.takes_rest and "--" in before:
+    parser, takes_rest = known.parser(before[0])
+    if takes_rest and "--" in before:
         return [FILES]
-    parser = entry.parser_of(before[0], command)
     action, given = _at_cursor(parser, before[1:])
     asks = Asks(before[0], before[1:], current)
     if action is None and current.startswith("-"):
@@ -160,7 +167,6 @@ class Asks:
             "CODE": self._reasons,
             "COLUMN": self._columns,
             "COLUMNS": self._columns,
-            "COMMAND": lambda: ((name, text) for name, (_, text) in entry.COMMANDS.items()),
         }
         named = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
         source = sources.get(named) or sources.get(action.dest.upper())
@@ -216,11 +222,15 @@ class Asks:
         yield from ((code, one["text"]) for code, one in texts().items())
 
 
-def complete(words: list[str]) -> int:
+def complete(words: list[str], known: Known) -> int:
     """Print what could stand at the cursor.
+
+    Args:
+        words: What is before it, without `skep`.
+        known: The commands.
 
     Returns:
         The exit code: always 0.
     """
-    sys.stdout.write("\n".join(answer(words)) + "\n")
+    sys.stdout.write("\n".join(answer(words, known)) + "\n")
     return exits.OK

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from skep_services.cli import exits
 from skep_services.cli.options import Command, print_json
 
-BASH = r"""# skep completion bash: put this into ~/.bashrc, after it:  source <(skep completion bash)
+BASH = r"""# In ~/.bashrc:  source <(skep completion bash)
 _skep() {
     local line kind lines
     COMPREPLY=()
@@ -25,7 +25,7 @@ complete -F _skep skep
 """
 
 ZSH = r"""#compdef skep
-# skep completion zsh: put this into ~/.zshrc, after compinit:  source <(skep completion zsh)
+# In ~/.zshrc, after compinit:  source <(skep completion zsh)
 _skep() {
     local -a lines names shown
     local line
@@ -44,7 +44,7 @@ _skep() {
 compdef _skep skep
 """
 
-FISH = r"""# skep completion fish: put this into ~/.config/fish/config.fish:  skep completion fish | source
+FISH = r"""# In ~/.config/fish/config.fish:  skep completion fish | source
 function __skep_complete
     set -l words (commandline -opc)
     set -l lines (skep __complete $words[2..-1] (commandline -ct) 2>/dev/null)

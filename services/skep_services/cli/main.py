@@ -14,6 +14,7 @@ from skep_services.cli.exits import CommandError
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+    from skep_services.cli.completing import Known
     from skep_services.cli.options import Command
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "__complete":  # A shell asks: `skep completion` prints what has it do so.
         from skep_services.cli.completing import complete
 
-        return complete(words[1:])
+        return complete(words[1:], known())
     if words[0] in ("-V", "--version"):
         words[0] = "version"
     if words[0] not in COMMANDS:
@@ -220,6 +221,17 @@ def parser_of(name: str, command: Command) -> ArgumentParser:
     command.options(parser)
     options.common(parser)
     return parser
+
+
+def known() -> Known:
+    """Return the commands, as completion knows them."""
+    from skep_services.cli.completing import Known
+
+    def parser(name: str) -> tuple[ArgumentParser, bool]:
+        command = command_of(name)
+        return parser_of(name, command), command.takes_rest
+
+    return Known({name: text for name, (_, text) in COMMANDS.items()}, parser)
 
 
 def command_of(name: str) -> Command:

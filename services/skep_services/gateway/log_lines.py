@@ -1,7 +1,7 @@
 """The lines of an output in which a text occurs, as JSON lines that a reader can go on from.
 
-The text is plain: no pattern, so none that takes for ever. A line that is longer than LINE_BYTES_MAX
-is looked at in pieces of that length.
+The text is plain: no pattern, so none that takes for ever. A line that is longer than
+LINE_BYTES_MAX is looked at in pieces of that length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The screen of `skep top`: a line of counts, a table, a pane about the chosen job, and the keys."""
+"""The screen of `skep top`: a line of counts, a table, a pane about one job, and the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on the screen of `skep top`, as text: made of the gateway's answers, drawing nothing."""
+"""What stands on the screen of `skep top`, as text made of the gateway's answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEYS = (
     ("r", "turn the order round"),
     ("j k", "down, up"),
 )
-"""The keys that one line names, as many as it has room for: 80 columns hold all but the last two."""
+"""The keys that one line names, as many as it has room for: 80 columns hold all but two."""
 
 ORDERS = ("queue", "newest", "name", "user", "vc", "gpus", "priority", "rate", "eta", "run")
 """What `s` goes through."""
