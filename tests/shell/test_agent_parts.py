@@ -37,6 +37,7 @@ from skep_services.agent.environment import (
     run_plan,
 )
 from skep_services.agent.jobs import JobSocket
+from skep_services.agent.log_times import LogTimes
 from skep_services.agent.logs import ENDED_HEADER, SIZE_HEADER, LogPieces
 from skep_services.agent.rank_access import RankAccess
 from skep_services.ports import Entered, EnterPlan, NotEntered
@@ -618,7 +619,8 @@ async def test_pieces_of_logs(tmp_path: Path) -> None:
     path = log_path(tmp_path, "j7", 2, 1)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"0123456789")
-    pieces = LogPieces(bus, tmp_path, lambda job, attempt: (job, attempt) == ("j7", 2))
+    times = LogTimes(tmp_path, tmp_path / "log-times")
+    pieces = LogPieces(bus, tmp_path, lambda job, attempt: (job, attempt) == ("j7", 2), times)
     await bus.listen("skep.v1.logs.n1", pieces.answer)
 
     async def ask(payload: bytes) -> tuple[bytes, str, str]:
@@ -631,6 +633,7 @@ async def test_pieces_of_logs(tmp_path: Path) -> None:
 
     assert await ask(wish(offset=4, limit=3)) == (b"456", "10", "0")
     assert await ask(wish(offset=99)) == (b"", "10", "0")
+    assert await ask(wish(ago_s=60, limit=0)) == (b"", "10", "0")
     assert await ask(wish(attempt=3)) == (b"", "-1", "1")
     assert await ask(wish(job="../../etc")) == (b"", "-1", "1")
     assert await ask(b"not json") == (b"", "-1", "1")

@@ -300,8 +300,8 @@ async def test_a_bus_that_does_not_take_it(house: House, monkeypatch: pytest.Mon
 async def test_jobs_are_listed_by_state_name_and_order(house: House) -> None:
     await house.with_nodes(nodes=1)
     for name in ("a", "b", "a", "b"):
-        await submitted(house, name=name)
-    await submitted(house, name="c", priority=3)
+        await submitted(house, name=name, labels={"user": f"u-{name}"})
+    await submitted(house, name="c", priority=3, labels={"team": "x"})
     house.cluster.runs("j1")
     house.cluster.exits("j1")
     house.cluster.runs("j2")
@@ -320,13 +320,29 @@ async def test_jobs_are_listed_by_state_name_and_order(house: House) -> None:
     assert await ids("state=ended") == await ids("state=succeeded") == ["j1"]
     assert await ids("state=queued") == ["j3", "j4"]
     assert await ids("state=all&name=a") == ["j1", "j3"]
+    assert await ids("state=queued,succeeded") == ["j1", "j3", "j4"]
+    assert await ids("state=all&label=user%3Du-a") == ["j1", "j3"]
+    assert await ids("state=all&label=user&user=u-b&prefix=j2") == ["j2"]
+    assert await ids("state=all&order=-name&limit=3") == ["j5", "j2", "j4"]
     assert await ids("vc=vision") == []
     cut = await house.op.get("/v1/jobs?limit=1")
     assert (len(cut["jobs"]), cut["total"]) == (1, 4)
 
 
 @pytest.mark.parametrize(
-    "query", ["state=odd", "order=odd", "limit=-1", "limit=x", "limit=" + "9" * 30, "vc=a.b"]
+    "query",
+    [
+        "state=odd",
+        "order=odd",
+        "limit=-1",
+        "limit=x",
+        "limit=" + "9" * 30,
+        "vc=a.b",
+        "label=",
+        "&".join(["label=x"] * 9),
+        "name=" + "*a" * 5,
+        "user=" + "x" * 600,
+    ],
 )
 async def test_odd_queries_are_refused(house: House, query: str) -> None:
     assert error(await house.op.get(f"/v1/jobs?{query}", 400))[0] == "bad-value"

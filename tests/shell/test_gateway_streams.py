@@ -198,6 +198,8 @@ class Output:
         self.live: set[int] = set()
         self.asked: list[dict[str, Any]] = []
         self.more = asyncio.Event()
+        self.begins: int | None = 0
+        """Where what was written lately begins; None: the agent is too old to know."""
 
     async def open(self) -> None:
         await self.house.cluster.bus.listen(subjects.logs(self.node), self._answer)
@@ -211,6 +213,8 @@ class Output:
         piece = (data or b"")[wanted["offset"] :][: wanted["limit"]]
         ended = "0" if wanted["attempt"] in self.live else "1"
         headers = {"Skep-Size": str(size), "Skep-Ended": ended}
+        if self.begins is not None and wanted.get("ago_s") is not None:
+            headers["Skep-Begin"] = str(self.begins)
         await self.house.cluster.bus.send(asked.reply, piece, headers)
 
     async def until_asked(self, count: int) -> None:
@@ -253,6 +257,96 @@ async def test_output_is_fetched_piece_by_piece(house: House, output: Output) ->
     async with house.op.open(f"/v1/jobs/{job}/logs") as answer:
         assert answer.headers["Skep-Attempt"] == "1"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_last_lines_and_what_was_written_lately(house: House, output: Output) -> None:
+    await house.with_nodes(nodes=1)
+    job = await submitted(house)
+    house.cluster.runs(job)
+    await house.caught_up()
+    lines = [b"%d %s\n" % (number, b"x" * 1000) for number in range(900)]
+    whole = b"".join(lines)
+    output.files[1, 0] = whole + b"no end"
+    path = f"/v1/jobs/{job}/logs"
+
+    async def get(query: str) -> str:
+        return await text_of(house, f"{path}?{query}")
+
+    assert await get("tail=1") == "no end"
+    assert await get("tail=3") == (lines[-2] + lines[-1] + b"no end").decode()
+    # Some 700 lines are in three pieces of an agent's.
+    assert (await get("tail=700")).startswith("201 x")
+    assert len(await get("tail=5000")) == len(whole) + 6
+    assert await get("tail=0") == ""
+    output.files[1, 0] = whole
+    assert await get("tail=2") == (lines[-2] + lines[-1]).decode()
+    output.begins = len(whole) - len(lines[-1])
+    assert await get("since_s=60") == lines[-1].decode()
+    assert await get("since_s=60&tail=2") == lines[-1].decode()
+    assert [asked["ago_s"] for asked in output.asked if "ago_s" in asked] == [60, 60]
+    async with house.op.open(f"{path}?tail=1") as answer:
+        assert answer.headers["Skep-Offset"] == str(output.begins)
+    output.begins = None
+    assert error(await house.op.get(f"{path}?since_s=60", 409))[0] == "agent-too-old"
+
+
+async def test_lines_with_a_text_come_with_where_to_go_on(house: House, output: Output) -> None:
+    await house.with_nodes(nodes=1)
+    job = await submitted(house, retries=1)
+    house.cluster.runs(job)
+    await house.caught_up()
+    output.live = {1}
+    path = f"/v1/jobs/{job}/logs"
+    first = b"a loss\nb\nc LOSS\n" + b"x" * 300_000 + b"\nd loss\n"
+    output.files[1, 0] = first + b"e lo"
+
+    async def told(query: str) -> list[dict[str, Any]]:
+        lines = (await text_of(house, f"{path}?{query}")).splitlines()
+        return [msgspec.json.decode(line) for line in lines]
+
+    async def found(query: str) -> str:
+        return "".join(one["text"] for one in await told(query))
+
+    assert await found("grep=loss") == "a loss\nd loss\n"
+    assert await found("grep=loss&any_case=1") == "a loss\nc LOSS\nd loss\n"
+    assert await found("grep=lo&tail=2") == "d loss\ne lo"
+    assert await found("grep=.*") == ""
+    ends = [one["offset"] for one in await told("grep=d+loss")]
+    assert await found(f"grep=loss&offset={ends[0]}") == ""
+    async with house.op.open(f"{path}?grep=loss&follow=1&tail=1") as answer:
+        assert answer.content_type == "application/x-ndjson"
+        line = await answer.content.readline()
+        assert msgspec.json.decode(line) == {"offset": len(first), "text": "d loss\n"}
+        output.files[1, 0] += b"ss\n"
+        line = await answer.content.readline()
+        assert msgspec.json.decode(line) == {"offset": len(first) + 7, "text": "e loss\n"}
+        # The next attempt's output has another beginning.
+        output.files[2, 0] = b"loss of the second\n"
+        output.live = {2}
+        house.cluster.exits(job, outcome=Outcome.EXITED)
+        house.cluster.runs(job, 2)
+        line = await answer.content.readline()
+        assert msgspec.json.decode(line) == {"offset": 19, "text": "loss of the second\n"}
+
+
+@pytest.mark.parametrize(
+    "query", ["grep=", "grep=" + "x" * 300, "grep=a%0Ab", "tail=-1", "tail=x", "since_s=-1"]
+)
+async def test_odd_parts_of_an_output_are_refused(house: House, output: Output, query: str) -> None:
+    await house.with_nodes(nodes=1)
+    job = await submitted(house)
+    assert error(await house.op.get(f"/v1/jobs/{job}/logs?{query}", 400))[0] == "bad-value"
+    assert not output.asked
+
+
+async def test_only_so_many_logs_are_searched_at_once(
+    house: House, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "SEARCHERS_MAX", 0)
+    await house.with_nodes(nodes=1)
+    job = await submitted(house)
+    assert error(await house.op.get(f"/v1/jobs/{job}/logs?grep=x", 503))[0] == "too-many-streams"
+    assert not output.asked
 
 
 async def test_following_goes_on_over_attempts_to_the_end_of_the_job(

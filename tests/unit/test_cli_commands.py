@@ -212,6 +212,69 @@ def test_ps_filters(gateway: FakeGateway, run: Run) -> None:
     assert run("ps", "-q") == (0, "j1\nj2\n", "")
 
 
+def test_ps_of_a_virtual_cluster_that_there_is_not(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    gateway.on("GET /v1/vcs", {"vcs": [{"vc": "vision"}, {"vc": "nlp"}]})
+    told = "no jobs; there is no virtual cluster 'visoin': did you mean vision?\n"
+    assert run("ps", "-a", "--vc", "visoin") == (0, "", told)
+    assert run("ps", "-a", "--vc", "nlp") == (0, "", "no jobs\n")
+
+
+def test_long_lists_are_decoded_as_short_ones(gateway: FakeGateway, run: Run) -> None:
+    rows = [row(f"j{number}") for number in range(2_500)]
+    gateway.on("GET /v1/jobs", {"jobs": rows, "total": 2_500})
+    assert run("ps", "-q")[1].split() == [one["job"] for one in rows]
+    gateway.on("GET /v1/jobs", lambda _: Told(pieces=[b"{" + b" " * 1_100_000]))
+    code, _, err = run("ps")
+    assert (code, err.startswith("skep ps: the gateway's answer is not JSON: ")) == (4, True)
+
+
+def test_ps_passes_on_how_jobs_are_chosen_and_sorted(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    run("ps", "-l", "team=x", "--user", "ada", "--state", "running,queued", "--sort", "gpus", "-r")
+    query = gateway.last("GET /v1/jobs").query
+    assert query == {
+        "state": "running,queued",
+        "label": "team=x",
+        "user": "ada",
+        "limit": "20000",
+        "order": "-gpus",
+    }
+
+
+def test_ps_shows_the_columns_that_are_asked_for(gateway: FakeGateway, run: Run) -> None:
+    rows = [row("j1", labels={"team": "x", "n": "1"}), row("j2", total_steps=None)]
+    gateway.on("GET /v1/jobs", {"jobs": rows, "total": 2})
+    lines = run("ps", "-o", "job,labels,done,class")[1].splitlines()
+    assert [line.split() for line in lines] == [
+        ["JOB", "LABELS", "DONE", "CLASS"],
+        ["j1", "team=x,n=1", "12%", "guaranteed"],
+        ["j2", "-", "-", "guaranteed"],
+    ]
+    assert run("ps", "-o", "+workers")[1].splitlines()[0].split()[-2:] == ["WHY", "WORKERS"]
+    assert "SUBMITTED" in run("ps", "-o", "wide")[1].splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (("-o", "jobb"), "-o: no column 'jobb': did you mean job?"),
+        (("-o", "json"), "-o: no column 'json': `--json` prints everything as JSON"),
+        (("-o", ""), "-o: no column '': there are job, name, vc"),
+        (("-r",), "--reverse is about --sort by a column"),
+        (("-w", "-q"), "-w shows a table, and -q is for scripts: choose one"),
+    ],
+)
+def test_ps_refuses_what_means_nothing(
+    gateway: FakeGateway, run: Run, words: tuple[str, ...], told: str
+) -> None:
+    gateway.on("GET /v1/jobs", {"jobs": [], "total": 0})
+    code, out, err = run("ps", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"skep ps: {told}")
+    assert err.count("\n") == 1
+
+
 def test_ps_json_is_what_the_gateway_said(gateway: FakeGateway, run: Run) -> None:
     gateway.on("GET /v1/jobs", {"jobs": [row()], "total": 1})
     assert json.loads(run("ps", "--json")[1]) == {"jobs": [row()], "total": 1}
@@ -472,6 +535,59 @@ def test_followed_log_goes_on_at_the_byte_where_it_was_cut(gateway: FakeGateway,
     gateway.on("GET /v1/jobs/j1", ended())
     gateway.on("GET /v1/jobs/j1/logs", answer)
     assert run("logs", "-f", "j1")[1] == "0123456789"
+
+
+def test_logs_pass_on_which_part_is_asked_for(gateway: FakeGateway, run: Run) -> None:
+    gateway.on("GET /v1/jobs/j1", row())
+    gateway.on(
+        "GET /v1/jobs/j1/logs", lambda _: Told(pieces=[b'{"offset":9,"text":"a loss\\n"}\n'])
+    )
+    words = ("--tail", "5", "--since", "10m", "--grep", "a l*", "-i")
+    assert run("logs", "j1", *words) == (0, "a loss\n", "")
+    query = gateway.last("GET /v1/jobs/j1/logs").query
+    asked = {"rank": "0", "attempt": "latest", "follow": "0"}
+    assert query == {**asked, "tail": "5", "since_s": "600", "grep": "a l*", "any_case": "1"}
+    lines = run("logs", "j1", "--grep", "loss", "--json")[1].splitlines()
+    assert [json.loads(line) for line in lines] == [{"rank": 0, "text": "a loss\n"}]
+
+
+def test_followed_lines_with_a_text_go_on_where_the_gateway_says(
+    gateway: FakeGateway, run: Run
+) -> None:
+    gateway.on("GET /v1/jobs/j1", ended("j1"))
+    answers = [
+        Told(pieces=[b'{"offset":50,"text":"one\\n"}\n{"offset":1000000,"text":""}\n'], cut=True),
+        Told(pieces=[b'{"offset":1000007,"text":"two\\n"}\n']),
+    ]
+    gateway.on("GET /v1/jobs/j1/logs", lambda _: answers.pop(0))
+    assert run("logs", "-f", "j1", "--grep", "o", "-n", "3") == (0, "one\ntwo\n", "")
+    first, second = [one.query for one in gateway.asked if one.path.endswith("/logs")]
+    assert (first["tail"], first.get("offset")) == ("3", None)
+    assert (second.get("tail"), second["offset"], second["grep"]) == (None, "1000000", "o")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--tail", "-1"),
+        ("--tail", "x"),
+        ("--tail", "100001"),
+        ("--since", "soon"),
+        ("--since", "-5m"),
+        ("--grep", ""),
+        ("--grep", "a\nb"),
+        ("--grep", "x" * 257),
+        ("--ignore-case",),
+    ],
+)
+def test_parts_of_logs_that_cannot_be(
+    gateway: FakeGateway, run: Run, words: tuple[str, ...]
+) -> None:
+    gateway.on("GET /v1/jobs/j1", row())
+    code, out, err = run("logs", "j1", *words)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("skep logs: ")
+    assert not [one for one in gateway.asked if one.path.endswith("/logs")]
 
 
 def test_followed_log_goes_on_with_later_attempts(gateway: FakeGateway, run: Run) -> None:

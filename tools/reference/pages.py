@@ -12,7 +12,7 @@ import msgspec
 
 from skep.ledger.blame import causes as causes_of_time
 from skep.policy.registry import POLICIES, make
-from skep.wire import facts, reasons, subjects
+from skep.wire import facts, reasons, remedies, subjects
 from skep.wire.access import AccessFact
 from skep.wire.profile import AdvisorFact
 from skep.wire.search_facts import SearchFact
@@ -68,12 +68,17 @@ def reason_codes() -> str:
             title = match[1]
             groups[title] = []
         elif match := re.fullmatch(r'    ([A-Z_]+) = "(.+)"', line):
-            groups[title].append([code(match[2]), reasons.TEXT[reasons.Reason(match[2])]])
-    head = "Codes are stable. `skep why` and the gateway give a code and its text."
+            reason = reasons.Reason(match[2])
+            row = [code(match[2]), reasons.TEXT[reason], remedies.REMEDIES.get(reason, "")]
+            groups[title].append(row)
+    head = (
+        "Codes are stable. `skep why` and the gateway give a code and its text, and `skep explain"
+        " CODE` what is here."
+    )
     blocks = [
         block
         for title, rows in groups.items()
-        for block in (f"## {title}", table(["code", "text"], rows))
+        for block in (f"## {title}", table(["code", "text", "what to do"], rows))
     ]
     causes = [[code(cause), text] for cause, text in causes_of_time.TEXT.items()]
     blocks += [

@@ -32,6 +32,7 @@ from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
 from skep_services.agent.environment import container_folders, log_bytes_max, terminal_programs
 from skep_services.agent.jobs import JobSocket
+from skep_services.agent.log_times import LogTimes
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
 from skep_services.agent.outputs import JobOutputs
@@ -221,14 +222,19 @@ async def main(chosen: Settings, log: Any) -> None:
         return any(key[0] == job and part.over is None for key, part in machine.parts.items())
 
     watching: list[asyncio.Task[None]] = []
-    await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives).answer)
+    times = LogTimes(shown, chosen.state / "log-times")
+    await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives, times).answer)
     outputs = JobOutputs(bus, calls.code, shown)
     await bus.listen(subjects.outputs(node), outputs.answer)
     terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives)
 
+    def living() -> list[tuple[str, int]]:
+        return [key for key, part in machine.parts.items() if part.over is None]
+
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
         watching.append(asyncio.create_task(watch_devices(devices, shell, log)))
+        watching.append(asyncio.create_task(times.watch(living)))
         watching.append(asyncio.create_task(old_logs.watch(shown, log_days, lives, log)))
         watching.append(asyncio.create_task(calls.code.watch(lives, log)))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)

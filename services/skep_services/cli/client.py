@@ -118,11 +118,14 @@ def _with_environment(login: credentials.Login) -> Target:
 
 
 def query(path: str, /, **parameters: Any) -> str:
-    """Return a path with its query; parameters that are None are left out."""
-    given = {name: str(value) for name, value in parameters.items() if value is not None}
-    if not given:
-        return path
-    return path + "?" + "&".join(f"{name}={quote(value)}" for name, value in given.items())
+    """Return a path with its query; parameters that are None are left out, lists are repeated."""
+    given = [
+        f"{name}={quote(str(each))}"
+        for name, value in parameters.items()
+        for each in (value if isinstance(value, list) else [value])
+        if each is not None
+    ]
+    return path + "?" + "&".join(given) if given else path
 
 
 def is_header_text(text: str) -> bool:
@@ -425,6 +428,10 @@ class EventParser:
                 self._data.append(value)
 
 
+LARGE_BYTES = 1 << 20
+"""From this size on it pays to import the faster decoder: ten thousand jobs are 6 MB."""
+
+
 def decoded(data: bytes) -> Any:
     """Return a JSON answer.
 
@@ -432,7 +439,14 @@ def decoded(data: bytes) -> Any:
         CommandError: The answer is not JSON.
     """
     try:
-        return json.loads(data)
+        if len(data) < LARGE_BYTES:
+            return json.loads(data)
+        import msgspec
+
+        try:
+            return msgspec.json.decode(data)
+        except msgspec.MsgspecError:
+            return json.loads(data)  # It says better what is wrong.
     except ValueError as error:
         text = f"the gateway's answer is not JSON: {error}"
         raise CommandError(exits.UNREACHABLE, text) from None

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from typing import Any
 
 from skep_services.cli import exits, render
-from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
+from skep_services.cli.client import PATIENCE_FOLLOWING_S, PATIENCE_S, Client, query, quote
 from skep_services.cli.exits import CommandError
+from skep_services.cli.job_table import (
+    ALL,
+    COLUMNS,
+    chosen,
+    chosen_columns,
+    id_of,
+    job_columns,
+    tasks_text,
+    why_of,
+)
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
 
@@ -32,13 +44,39 @@ def options_ps(parser: ArgumentParser) -> None:
     """Add what `ps` takes."""
     parser.add_argument("-a", "--all", action="store_true", help="ended jobs too")
     parser.add_argument(
-        "--state", help="one state, or active, ended, all (default: active)", metavar="STATE"
+        "--state",
+        metavar="STATE",
+        help="states with commas between, or active, ended, all (default: active)",
     )
     parser.add_argument("--vc", help="jobs of one virtual cluster")
-    parser.add_argument("--name", help="jobs of one name")
+    parser.add_argument("--name", help="jobs of one name; * and ? stand for any characters")
+    parser.add_argument(
+        "-l",
+        "--label",
+        dest="labels",
+        action="append",
+        metavar="KEY[=VALUE]",
+        help="jobs that have a label (repeatable: all of them)",
+    )
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--mine", action="store_true", help="your own jobs")
-    whose.add_argument("--owner", metavar="PERSON", help="jobs of one person")
+    whose.add_argument("--owner", metavar="PERSON", help="jobs that one person submitted")
+    whose.add_argument(
+        "--user", metavar="NAME", help="the same, or whose label `user` says so if no person did"
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        help="sort by a column; or submitted, newest, queue (as jobs come in turn)",
+    )
+    parser.add_argument("-r", "--reverse", action="store_true", help="--sort: the other way round")
+    parser.add_argument(
+        "-o",
+        "--columns",
+        metavar="COLUMNS",
+        help=f"columns with commas between, + before them: beside the usual ones; {ALL}: all",
+    )
+    parser.add_argument("-w", "--watch", action="store_true", help="go on, and show what changes")
     tasks = parser.add_mutually_exclusive_group()
     tasks.add_argument("--tasks", action="store_true", help="the jobs of arrays' tasks, too")
     tasks.add_argument(
@@ -48,6 +86,8 @@ def options_ps(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--limit", type=positive, default=JOBS_SHOWN_MAX, metavar="N", help="N rows at most"
     )
+    names = [f"  {name:10} {kind.meaning}" for name, kind in COLUMNS.items()]
+    parser.epilog = "\n".join(["columns:", *names, "", parser.epilog or ""])
 
 
 def run_ps(arguments: Namespace) -> int:
@@ -59,19 +99,31 @@ def run_ps(arguments: Namespace) -> int:
     # Ten thousand rows are a hundred thousand objects that all live until the end: looking for
     # garbage among them again and again would take a third of the time.
     gc.disable()
-    client = client_of(arguments)
+    names = None if arguments.columns is None else chosen(arguments.columns)
+    client = client_of(arguments, PATIENCE_FOLLOWING_S if arguments.watch else PATIENCE_S)
     state = arguments.state or ("all" if arguments.all else "active")
     path = query(
         "/v1/jobs",
         state=state,
         vc=arguments.vc,
         name=arguments.name,
+        label=arguments.labels,
         limit=arguments.limit,
         owner=arguments.owner,
+        user=arguments.user,
         mine=1 if arguments.mine else None,
         tasks=1 if arguments.tasks else None,
         array=arguments.array,
+        order=_order(arguments),
     )
+
+    def columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
+        if names is None:
+            return job_columns(rows, now_ns)
+        return chosen_columns(names, rows, now_ns)
+
+    if arguments.watch:
+        return _watch(arguments, client, path, columns)
     if arguments.json:
         print_raw(client.get_bytes(path))
         return exits.OK
@@ -81,130 +133,69 @@ def run_ps(arguments: Namespace) -> int:
         print("\n".join([id_of(row) for row in rows])) if rows else None
         return exits.OK
     if not rows:
-        say("no active jobs (`skep ps -a` shows ended ones)" if state == "active" else "no jobs")
+        text = "no active jobs (`skep ps -a` shows ended ones)" if state == "active" else "no jobs"
+        say(text + _unknown_vc(client, arguments.vc))
         return exits.OK
-    render.show_table(job_columns(rows, time.time_ns()))
+    render.show_table(columns(rows, time.time_ns()))
     total = answer.get("total", len(rows))
     if total > len(rows):
         say(f"{len(rows)} of {total} jobs; -n {total} shows all")
     return exits.OK
 
 
-def job_columns(rows: list[dict[str, Any]], now_ns: int) -> list[Column]:
-    """Return the table of jobs, one list per column.
-
-    Args:
-        rows: The jobs as the gateway lists them.
-        now_ns: The time (ns since 1970), to which jobs that have not ended are counted.
-    """
-
-    def ran(row: dict[str, Any]) -> str:
-        return duration((row["ended_at"] or now_ns) - row["started_at"])
-
-    duration, rate, progress = render.duration, render.rate, render.progress
-    # A call costs more than everything else here, so what most rows lack is not asked for.
-    ages = [duration(now_ns - at) if (at := row["submitted_at"]) else "-" for row in rows]
-    runs = [ran(row) if row["started_at"] else "-" for row in rows]
-    rates = [rate(speed) if (speed := row["rate_milli"]) else "-" for row in rows]
-    steps = [
-        progress(row["steps"], total) if (total := row["total_steps"]) else str(row["steps"] or "-")
-        for row in rows
-    ]
-    etas = ["-" if (left := row["eta_s"]) is None else eta(left) for row in rows]
-    ends = [ends_of(row, now_ns) for row in rows]
-    whys = [
-        tasks_text(counts)
-        if (counts := row.get("tasks"))
-        else why(row["state"], row["why"], row["needs"])
-        for row in rows
-    ]
-    owners = [row.get("owner") or "-" for row in rows]
-    # A cluster without people has no such column.
-    owned = any(owner != "-" for owner in owners)
-    return [
-        Column("JOB", [row.get("task") or row["job"] for row in rows]),
-        Column("NAME", [row["name"] for row in rows], narrow=8),
-        Column("VC", [row["vc"] for row in rows], narrow=4, drop=3),
-        *([Column("OWNER", owners, narrow=6, drop=4)] if owned else []),
-        Column("STATE", [row["state"] for row in rows], coloured=True),
-        Column("GPUS", [str(row["gpus"]) for row in rows], right=True, drop=4),
-        Column("PRI", [str(row["priority"]) for row in rows], right=True, drop=8),
-        Column("AGE", ages, right=True, drop=6),
-        Column("RUN", runs, right=True, drop=5),
-        Column("TRY", [str(row["attempt"] or "-") for row in rows], right=True, drop=9),
-        Column("RATE", rates, right=True, drop=2),
-        Column("STEPS", steps, right=True, drop=7),
-        Column("ETA", etas, right=True, drop=1),
-        Column("ENDS", ends, drop=5),
-        Column("PLACE", [place(row) for row in rows], narrow=12, drop=10),
-        Column("WHY", whys, narrow=14, drop=11),
-    ]
-
-
-def id_of(row: dict[str, Any]) -> str:
-    """Return what a job is called: a task by its array and index, such as `j7[3]`."""
-    return str(row.get("task") or row["job"])
-
-
-def tasks_text(counts: dict[str, int]) -> str:
-    """Return how the tasks of an array stand: `100 tasks: 8 running, 92 to come`.
-
-    Args:
-        counts: The counts as the gateway has them.
-    """
-    kinds = ("running", "queued", "succeeded", "failed", "cancelled")
-    parts = [f"{counts[kind]} {kind}" for kind in kinds if counts[kind] > 0]
-    left = counts["total"] - sum(counts[kind] for kind in kinds)
-    if left > 0:
-        parts.append(f"{left} to come")
-    return f"{counts['total']} tasks: {', '.join(parts)}"
-
-
-def place(row: dict[str, Any]) -> str:
-    """Return where a job runs, and with which jobs it shares its GPUs: `node-1:0 with j5`."""
-    others = " ".join(row.get("beside") or ())
-    return (row["place"] or "-") + (f" with {others}" if others else "")
-
-
-def eta(left_s: float | None) -> str:
-    """Return the predicted time to the end, if there is a prediction.
-
-    Args:
-        left_s: The time that is left (seconds); None: no prediction.
-    """
-    return "-" if left_s is None else render.duration(int(left_s * 1_000_000_000))
-
-
-def ends_of(row: dict[str, Any], now_ns: int) -> str:
-    """Return when a job ends, five times in ten and from one to nine times in ten.
-
-    Args:
-        row: The job as the gateway lists it.
-        now_ns: The time (ns since 1970).
-    """
-    estimate = row.get("estimate")
-    return render.between(estimate["end"], now_ns) if estimate else "-"
-
-
-def why(state: str, reason: str | None, needs: str) -> str:
-    """Return the reason behind a job's state, and what it waits for.
-
-    Args:
-        state: The state.
-        reason: The code of the reason; None: there is none.
-        needs: What the job waits for; empty: nothing that has a name.
-
-    Returns:
-        One line; empty: the state says it all.
-    """
-    if not reason or state == reason:
+def _unknown_vc(client: Client, vc: str | None) -> str:
+    """Return a remark where a list is empty because there is no such virtual cluster."""
+    if vc is None:
         return ""
-    return f"{reason}: {needs}" if needs else reason
+    try:
+        known = [str(one["vc"]) for one in client.get("/v1/vcs")["vcs"]]
+    except CommandError:
+        return ""  # It is no more than a remark.
+    if vc in known:
+        return ""
+    import difflib
+
+    close = difflib.get_close_matches(vc, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    return f"; there is no virtual cluster {vc[:60]!r}: {hint}"
 
 
-def why_of(row: dict[str, Any]) -> str:
-    """Return the same for a job's row."""
-    return why(row["state"], row["why"], row["needs"])
+def _order(arguments: Namespace) -> str | None:
+    """Return how the gateway is to sort.
+
+    Raises:
+        CommandError: There is nothing to turn round.
+    """
+    if not arguments.reverse:
+        return arguments.sort or None
+    if not arguments.sort or arguments.sort in {"submitted", "newest", "queue"}:
+        text = "--reverse is about --sort by a column; `--sort newest` has the newest first"
+        raise CommandError(exits.USAGE, text)
+    return f"-{arguments.sort}"
+
+
+def _watch(
+    arguments: Namespace,
+    client: Client,
+    path: str,
+    columns: Callable[[list[dict[str, Any]], int], list[Column]],
+) -> int:
+    from skep_services.cli.news import News
+    from skep_services.cli.watch import watch
+
+    if arguments.quiet:
+        raise CommandError(exits.USAGE, "-w shows a table, and -q is for scripts: choose one")
+
+    def told(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            print_json(row)
+        sys.stdout.flush()
+
+    gc.enable()
+    client.get(path)  # What is wrong with the request is said before anything is shown.
+    news = News(client.target, vc=arguments.vc)
+    watch(client, news, path, columns, told if arguments.json else None)
+    return exits.OK
 
 
 def positive(text: str) -> int:

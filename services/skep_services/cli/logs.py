@@ -1,7 +1,8 @@
 """`skep logs` and `skep events`, which both can follow.
 
 A followed log is read attempt by attempt, and the command counts the bytes it got: after a lost
-connection it goes on at exactly the byte where it stopped.
+connection it goes on at exactly the byte where it stopped. Of lines that are chosen by a text, the
+gateway says with them how far it has read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from skep_services.cli import exits, render
 from skep_services.cli.client import (
@@ -19,11 +20,13 @@ from skep_services.cli.client import (
     PATIENCE_S,
     Client,
     EventParser,
+    decoded,
     query,
     quote,
 )
+from skep_services.cli.connection import Answer
 from skep_services.cli.exits import CommandError
-from skep_services.cli.jobs import ENDED, POLL_S, poll, positive
+from skep_services.cli.jobs import ENDED, POLL_S, poll, positive, seconds
 from skep_services.cli.options import Command, client_of, job_argument, print_raw, say
 
 RANKS_MAX = 64
@@ -34,6 +37,10 @@ BETWEEN_ATTEMPTS_S = 1
 """After an attempt's log ended: how long to wait for the job's end before looking for a retry."""
 
 JOIN_S = 0.2
+
+LINES_MAX = 100_000
+GREP_CHARS_MAX = 256
+"""What the gateway takes."""
 
 Take = Callable[[bytes], None]
 
@@ -46,6 +53,45 @@ def options_logs(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--attempt", type=positive, metavar="N", help="one attempt (default: the latest)"
     )
+    parser.add_argument(
+        "-n", "--tail", type=lines_count, metavar="N", help="the last N lines of each rank"
+    )
+    parser.add_argument(
+        "--since", type=whole_seconds, metavar="TIME", help="what was written since, such as 10m"
+    )
+    parser.add_argument("--grep", metavar="TEXT", help="only lines in which a plain text occurs")
+    parser.add_argument(
+        "-i", "--ignore-case", action="store_true", help="--grep: capitals are as small letters"
+    )
+
+
+class View(NamedTuple):
+    """Which part of an output is asked for; None: all of it."""
+
+    tail: int | None = None
+    since_s: int | None = None
+    text: str | None = None
+    any_case: bool = False
+
+
+ALL = View()
+
+
+def lines_count(text: str) -> int:
+    """Return a number of lines from the command line.
+
+    Raises:
+        ValueError: The text is no whole number from 0 to LINES_MAX.
+    """
+    count = int(text)
+    if not 0 <= count <= LINES_MAX:
+        raise ValueError(text)
+    return count
+
+
+def whole_seconds(text: str) -> int:
+    """Return a length of time from the command line in whole seconds, at least one."""
+    return max(1, round(seconds(text)))
 
 
 def run_logs(arguments: Namespace) -> int:
@@ -61,8 +107,9 @@ def run_logs(arguments: Namespace) -> int:
     arguments.job = row["job"]  # Another job may get the same name meanwhile.
     ranks = ranks_of(arguments.rank, row)
     take = json_takers(ranks) if arguments.json else takers(ranks)
+    view = view_of(arguments)
     if arguments.follow and not row.get("tasks"):
-        follow_ranks(arguments, client, ranks, take)
+        follow_ranks(arguments, client, ranks, take, view)
         return exits.OK
     # What an array has no output of, the gateway says.
     if not row["attempt"] and not row.get("attempts") and not row.get("tasks"):
@@ -70,10 +117,52 @@ def run_logs(arguments: Namespace) -> int:
         return exits.OK
     for rank in ranks:
         attempt = arguments.attempt or "latest"
-        for piece in client.stream(logs_path(row["job"], rank, attempt, follow=False), 60).pieces():
+        path = logs_path(row["job"], rank, attempt, follow=False, view=view)
+        for piece, _ in output(client.stream(path, 60), view):
             take[rank](piece)
         take[rank](b"")
     return exits.OK
+
+
+def view_of(arguments: Namespace) -> View:
+    """Return which part of an output the command line asks for.
+
+    Raises:
+        CommandError: The text that is looked for is none, or has several lines.
+    """
+    text = arguments.grep
+    if text is not None and (not text or "\n" in text or len(text) > GREP_CHARS_MAX):
+        told = f"--grep: a text of one line, of 1 to {GREP_CHARS_MAX} characters"
+        raise CommandError(exits.USAGE, told)
+    if arguments.ignore_case and text is None:
+        raise CommandError(exits.USAGE, "--ignore-case is about --grep TEXT")
+    return View(arguments.tail, arguments.since, text, arguments.ignore_case)
+
+
+def output(answer: Answer, view: View, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yield an output piece by piece, each with the offset at which one would go on behind it.
+
+    Args:
+        answer: The gateway's.
+        view: What was asked for: of lines with a text the gateway itself says the offset.
+        offset: Where it begins, unless the gateway says something else.
+
+    Raises:
+        LostError: The connection ended before the output did.
+        CommandError: The gateway's answer cannot be read.
+    """
+    if view.text is None:
+        offset = int(answer.headers.get("skep-offset", offset))
+        for piece in answer.pieces():
+            offset += len(piece)
+            yield piece, offset
+        return
+    rest = b""
+    for piece in answer.pieces():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            told = decoded(line)
+            yield told["text"].encode(), told["offset"]
 
 
 def check_rank(text: str, workers: int | None = None) -> None:
@@ -114,7 +203,9 @@ def ranks_of(text: str, row: dict[str, Any]) -> list[int]:
     return [int(text)]
 
 
-def logs_path(job: str, rank: int, attempt: int | str, *, follow: bool, offset: int = 0) -> str:
+def logs_path(
+    job: str, rank: int, attempt: int | str, *, follow: bool, offset: int = 0, view: View = ALL
+) -> str:
     """Return where a rank's output is read.
 
     Args:
@@ -123,6 +214,7 @@ def logs_path(job: str, rank: int, attempt: int | str, *, follow: bool, offset: 
         attempt: The number of the attempt, or `latest`.
         follow: The answer goes on until the output ends.
         offset: How many bytes of the output are passed over.
+        view: Which part of it is asked for.
     """
     return query(
         f"/v1/jobs/{quote(job)}/logs",
@@ -130,6 +222,10 @@ def logs_path(job: str, rank: int, attempt: int | str, *, follow: bool, offset: 
         attempt=attempt,
         follow=int(follow),
         offset=offset or None,
+        tail=view.tail,
+        since_s=view.since_s,
+        grep=view.text,
+        any_case=1 if view.any_case else None,
     )
 
 
@@ -182,7 +278,7 @@ class Prefixed:
 
 
 def follow_ranks(
-    arguments: Namespace, client: Client, ranks: list[int], take: dict[int, Take]
+    arguments: Namespace, client: Client, ranks: list[int], take: dict[int, Take], view: View = ALL
 ) -> None:
     """Follow ranks until their job has ended.
 
@@ -191,12 +287,13 @@ def follow_ranks(
         client: The gateway; each of several ranks has a connection of its own.
         ranks: The ranks.
         take: What gets the output, by rank.
+        view: Which part of it is asked for.
 
     Raises:
         Exception: What stopped the first rank that failed.
     """
     if len(ranks) == 1:
-        follow(client, arguments.job, ranks[0], take[ranks[0]], arguments.attempt)
+        follow(client, arguments.job, ranks[0], take[ranks[0]], arguments.attempt, view)
         return
     import threading
 
@@ -205,7 +302,7 @@ def follow_ranks(
     def one(rank: int) -> None:
         try:
             own = Client(client.target, client.patience_s)
-            follow(own, arguments.job, rank, take[rank], arguments.attempt)
+            follow(own, arguments.job, rank, take[rank], arguments.attempt, view)
         except Exception as error:  # It is raised again where it is waited for.
             failures.append(error)
 
@@ -220,7 +317,9 @@ def follow_ranks(
         raise failures[0]
 
 
-def follow(client: Client, job: str, rank: int, take: Take, only: int | None = None) -> None:
+def follow(
+    client: Client, job: str, rank: int, take: Take, only: int | None = None, view: View = ALL
+) -> None:
     """Give a rank's output to `take` until the job has ended, or the one attempt asked for.
 
     Args:
@@ -229,6 +328,7 @@ def follow(client: Client, job: str, rank: int, take: Take, only: int | None = N
         rank: The rank.
         take: What gets the output; an empty piece is the end of an attempt's.
         only: The number of the one attempt; None: the current one and all that follow.
+        view: Which part of it is asked for; of attempts that follow only the text matters.
     """
     row = poll(client, job, "started", None)
     number = only or max(row["attempt"], 1)
@@ -236,10 +336,11 @@ def follow(client: Client, job: str, rank: int, take: Take, only: int | None = N
         if number > row["attempt"] and row["state"] in ENDED:
             return
         if number <= row["attempt"]:
-            _follow_attempt(client, job, rank, number, take)
+            _follow_attempt(client, job, rank, number, take, view)
             if only:
                 return
             number += 1
+            view = View(text=view.text, any_case=view.any_case)
         row = client.get(
             query(f"/v1/jobs/{quote(job)}", wait="ended", timeout_s=BETWEEN_ATTEMPTS_S),
             BETWEEN_ATTEMPTS_S + POLL_S,
@@ -248,19 +349,26 @@ def follow(client: Client, job: str, rank: int, take: Take, only: int | None = N
             say(f"--- {job}: attempt {number} ---")
 
 
-def _follow_attempt(client: Client, job: str, rank: int, attempt: int, take: Take) -> None:
+def _follow_attempt(
+    client: Client, job: str, rank: int, attempt: int, take: Take, view: View
+) -> None:
     offset = 0
     while True:
-        path = logs_path(job, rank, attempt, follow=True, offset=offset)
-        pieces = client.stream(path, None).pieces()
-        while (piece := _next(pieces)) is not None:
-            if not piece:
-                take(b"")
-                return
-            offset += len(piece)
-            take(piece)
-        # The connection ended before the log did: go on where it stopped.
-        client.pause()
+        path = logs_path(job, rank, attempt, follow=True, offset=offset, view=view)
+        answer = client.stream(path, None)
+        try:
+            for piece, at in output(answer, view, offset):
+                offset = at
+                if piece:
+                    take(piece)
+            take(b"")
+        except OSError:
+            # The connection ended before the log did: go on where it stopped.
+            client.pause()
+            if offset:
+                view = View(text=view.text, any_case=view.any_case)
+        else:
+            return
 
 
 def _next(pieces: Iterator[bytes]) -> bytes | None:

@@ -14,6 +14,7 @@ from skep_services.cli.exits import CommandError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from skep_services.cli.completing import Known
     from skep_services.cli.options import Command
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -43,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("run", "run a command as a job, attached: its output here, Ctrl-C to cancel"),
         "shell": ("terminals", "a shell on GPUs: a job, which goes on when you leave it"),
         "ps": ("jobs", "list jobs"),
+        "top": ("top", "the cluster on one screen, live: jobs, nodes, cells, rates, output, why"),
         "show": ("show", "everything about one job"),
         "why": ("show", "why a job waits, runs or ended; --what-if: what would start it now"),
         "logs": ("logs", "print a job's output"),
@@ -122,7 +124,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "models": ("models", "ls | show | add | promote | retire: learned models, by their hash"),
     },
-    "about": {"version": ("about", "print the version")},
+    "about": {
+        "explain": ("explain", "what a reason code means, and what to do about it"),
+        "completion": ("completion", "bash | zsh | fish: a script that completes what you type"),
+        "version": ("about", "print the version"),
+    },
 }
 """Command to the module that holds it and its line in the help: no module is imported for those."""
 
@@ -141,6 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(words[1], ["--help"])
         print(overview())
         return exits.OK if words else exits.USAGE
+    if words[0] == "__complete":  # A shell asks: `skep completion` prints what has it do so.
+        from skep_services.cli.completing import complete
+
+        return complete(words[1:], known())
     if words[0] in ("-V", "--version"):
         words[0] = "version"
     if words[0] not in COMMANDS:
@@ -164,7 +174,7 @@ def _run(name: str, words: list[str]) -> int:
     wants_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
     try:
         try:
-            command = _command(name)
+            command = command_of(name)
             parser = parser_of(name, command)
             code = command.run(_parsed(parser, command, words))
             sys.stdout.flush()
@@ -236,7 +246,19 @@ def parser_of(name: str, command: Command) -> ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Command:
+def known() -> Known:
+    """Return the commands, as completion knows them."""
+    from skep_services.cli.completing import Known
+
+    def parser(name: str) -> tuple[ArgumentParser, bool]:
+        command = command_of(name)
+        return parser_of(name, command), command.takes_rest
+
+    return Known({name: text for name, (_, text) in COMMANDS.items()}, parser)
+
+
+def command_of(name: str) -> Command:
+    """Return a command; its module is imported."""
     module = __import__(f"skep_services.cli.{COMMANDS[name][0]}", fromlist=["COMMANDS"])
     command: Command = module.COMMANDS[name]
     return command

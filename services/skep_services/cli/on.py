@@ -205,7 +205,7 @@ class GatewayJobs:
     def look(self, job: str) -> Seen:
         """Return how a job is; see `skep_jobs.Jobs`."""
         from skep_services.cli.client import quote
-        from skep_services.cli.jobs import why_of
+        from skep_services.cli.job_table import why_of
         from skep_services.engines.skep_jobs import Seen
 
         row = self.client.get(f"/v1/jobs/{quote(job)}")

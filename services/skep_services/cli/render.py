@@ -88,12 +88,12 @@ def table(columns: Sequence[Column], width: int, *, colour: bool) -> str:
             out.
         colour: Cells that are states get their colours.
     """
-    shown = _fit(list(columns), width)
+    shown = fit(list(columns), width)
     padded: list[list[str]] = []
     formats: list[str] = []
     for position, column in enumerate(shown):
         last = position == len(shown) - 1
-        cells = [column.title, *_cut(column)]
+        cells = [column.title, *cut(column)]
         if column.coloured and colour:
             cells = _painted(cells, column.width)
             formats.append("%s")
@@ -109,11 +109,23 @@ def table(columns: Sequence[Column], width: int, *, colour: bool) -> str:
     return "\n".join([(line % row).rstrip() for row in zip(*padded, strict=True)])
 
 
-def _fit(columns: list[Column], width: int) -> list[Column]:
+def fit(columns: list[Column], width: int) -> list[Column]:
+    """Return the columns that a width has room for; their `width` becomes what they get.
+
+    Args:
+        columns: The columns.
+        width: Columns of the terminal.
+    """
+
     def excess() -> int:
         used = sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)
         return used - width
 
+    # What says nothing makes room first.
+    vacant = [column for column in columns if column.drop and set(column.cells) <= {"", "-"}]
+    for column in sorted(vacant, key=lambda one: -one.drop):
+        if excess() > 0:
+            columns.remove(column)
     while (over := excess()) > 0:
         shrinkable = [
             column for column in columns if column.narrow and column.width > column.narrow
@@ -129,10 +141,15 @@ def _fit(columns: list[Column], width: int) -> list[Column]:
         if not droppable:
             break
         columns.remove(max(droppable, key=lambda column: column.drop))
+    # What was cut before another column was left out has room again.
+    for column in columns:
+        if column.width < column.natural and (spare := -excess()) > 0:
+            column.width = min(column.natural, column.width + spare)
     return columns
 
 
-def _cut(column: Column) -> list[str]:
+def cut(column: Column) -> list[str]:
+    """Return the cells of a column, cut to its width."""
     width = column.width
     if width == column.natural:
         return column.cells

@@ -12,6 +12,7 @@ from typing import Any
 from skep_services.cli import code, exits, files, logs, render, specs, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
+from skep_services.cli.job_table import why_of
 from skep_services.cli.jobs import (
     ENDED,
     POLL_MARGIN_S,
@@ -20,7 +21,6 @@ from skep_services.cli.jobs import (
     poll,
     positive,
     reached,
-    why_of,
 )
 from skep_services.cli.options import Command, client_of, print_json, say
 

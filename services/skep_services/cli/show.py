@@ -8,7 +8,8 @@ from typing import Any
 
 from skep_services.cli import exits, render
 from skep_services.cli.client import quote
-from skep_services.cli.jobs import ENDED, eta, tasks_text, why_of
+from skep_services.cli.job_table import eta, tasks_text, why_of
+from skep_services.cli.jobs import ENDED
 from skep_services.cli.ledger import trial_columns
 from skep_services.cli.options import Command, client_of, job_argument, print_raw
 from skep_services.cli.plan import tell_what_if
@@ -35,7 +36,7 @@ def run_show(arguments: Namespace) -> int:
     print(
         f"{row['job']}  {printable(row['name'])}  {render.state_text(row['state'], colour=colour)}"
     )
-    for label, text in _lines(row, time.time_ns()):
+    for label, text in details(row, time.time_ns()):
         if text:
             print(f"  {label:{LABEL_COLUMNS}} {printable(text)}")
     for problem in row.get("problems") or ():
@@ -50,7 +51,8 @@ def run_show(arguments: Namespace) -> int:
     return exits.OK
 
 
-def _lines(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
+def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
+    """Return what `show` says of a job: each label with its text, empty where there is none."""
     spec = row.get("spec")
     spec = spec if isinstance(spec, dict) else {}
     until = row["ended_at"] or now_ns

@@ -707,7 +707,7 @@ class Fold:
         row.service_class, row.priority = spec.service_class, spec.priority
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
-        row.task = spec.task
+        row.task, row.labels = spec.task, spec.labels
         job.trace, job.spec_whole = fact.trace, True
         job.pinned = spec.resources.pinned
         self._specs[job.sequence] = codec.encode(spec)

@@ -26,13 +26,24 @@ from skep_services.gateway.api import (
     raw_response,
     unknown_job,
 )
-from skep_services.gateway.callers import Caller, Only, covers
+from skep_services.gateway.callers import Caller, covers
+from skep_services.gateway.choosing import (
+    GROUPS,
+    Choice,
+    Line,
+    Sorting,
+    choice_of,
+    in_order,
+    order_in_sql,
+    sorting_of,
+    stage,
+)
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
 from skep_services.gateway.promises import lines
 from skep_services.gateway.requeue import Requeue, check_ended, spec_again
-from skep_services.gateway.rows import ACTIVE, ENDED, PLACED, Job, Row, State
+from skep_services.gateway.rows import ENDED, Job, Row, State
 from skep_services.gateway.scopes import owner_in, tenants, without_values
 from skep_services.gateway.submit import Submitter, too_large
 from skep_services.gateway.watch import Watch
@@ -48,8 +59,6 @@ WAIT_S_MAX = 60
 JOB_EVENTS_MAX = 10_000
 NAMESAKES_SHOWN = 5
 """Ids named where several jobs have the name that was given."""
-ORDERS = ("submitted", "newest", "queue")
-
 STARTED = (State.RUNNING, State.SUSPENDED, State.STOPPING, *ENDED)
 
 
@@ -90,35 +99,19 @@ class Jobs:
         Raises:
             ApiError: A query parameter is wrong (400), or names another tenant's VC (403).
         """
-        vc = tenants(request)
-        state = request.query.get("state", "active")
+        choice = choice_of(request, tenants(request), owner_in(request))
         order = request.query.get("order", "submitted")
-        if state not in {"active", "ended", "all", *ACTIVE, *ENDED}:
-            text = f"no such state: {state}; there are active, ended, all, " + ", ".join(
-                (*ACTIVE, *ENDED)
-            )
-            raise ApiError(400, Reason.BAD_VALUE, text)
-        if order not in ORDERS:
-            raise ApiError(400, Reason.BAD_VALUE, f"`order` is one of {', '.join(ORDERS)}")
-        name, limit = request.query.get("name", ""), number(request, "limit", LIMIT, LIMIT)
-        owner = owner_in(request)
-        array, tasks = request.query.get("array", ""), bool(number(request, "tasks", 0))
-        if array:
-            array = await self._array(caller_of(request), array)
-        self._drafts.estimates.refresh(vc)
+        if array := request.query.get("array", ""):
+            choice = choice._replace(array=await self._array(caller_of(request), array))
+        sorting, limit = sorting_of(order), number(request, "limit", LIMIT, LIMIT)
+        self._drafts.estimates.refresh(choice.vc)
         listed = Listed([], 0)
         # Memory first: a job that ends in between is then in both, not in neither.
-        active = self._active(state, vc, name, owner) if state not in {"ended", *ENDED} else []
-        if array:
-            active = [job for job in active if job.row.task.startswith(f"{array}[")]
-        elif not tasks:
-            active = [job for job in active if not arrays.is_task(job)]
-        if state in {"ended", "all", *ENDED}:
-            ended = state if state in ENDED else ""
-            listed = await self._indexer.ended(
-                JobQuery(limit, vc, ended, name, owner, tasks, array)
-            )
-        return raw_response(_table(active, listed, order, limit))
+        active = self._active(choice) if choice.active else []
+        if choice.ended:
+            wanted = order_in_sql(sorting) if sorting is not None else "sequence DESC"
+            listed = await self._indexer.ended(JobQuery(limit, choice.conditions(), wanted))
+        return raw_response(_table(active, listed, sorting or order, limit))
 
     async def submit(self, request: web.Request) -> web.StreamResponse:
         """Publish a spec and answer its verdict.
@@ -310,11 +303,16 @@ class Jobs:
         task = task_of(name)
         if task is not None:
             return await self._task(caller, *task)
-        active = self._active("active", caller.sees, name)
-        found = [job.row.job for job in active if not arrays.is_task(job)]
+        fold = self._indexer.fold
+        found = [
+            job.row.job
+            for job in fold.active.values()
+            if job.row.name == name and covers(caller.sees, job.row.vc) and not arrays.is_task(job)
+        ]
         count = len(found)
         if not found:
-            ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, caller.sees, name=name))
+            where = [("name = ?", [name]), *Choice(GROUPS["ended"], caller.sees).conditions()]
+            ended = await self._indexer.ended(JobQuery(NAMESAKES_SHOWN, where))
             found, count = [job_id(sequence) for sequence, _ in ended.lines], ended.total
         if count > 1:
             shown = ", ".join(found[:NAMESAKES_SHOWN])
@@ -361,15 +359,9 @@ class Jobs:
             raise hidden(unknown_job(name), job.row.vc)
         return job
 
-    def _active(self, state: str, vc: Only, name: str, owner: str = "") -> list[Job]:
-        return [
-            job
-            for job in self._indexer.fold.active.values()
-            if (state in {"active", "all"} or job.row.state == state)
-            and covers(vc, job.row.vc)
-            and (not name or job.row.name == name)
-            and (not owner or job.row.owner == owner)
-        ]
+    def _active(self, choice: Choice) -> list[Job]:
+        listed = choice.test()
+        return [job for job in self._indexer.fold.active.values() if listed(job.row)]
 
     async def _whole(self, job: Job, caller: Caller) -> dict[str, Any]:
         self._drafts.estimates.refresh(job.row.vc)
@@ -403,13 +395,16 @@ def trace_id_of(job: Job) -> str:
     return parts[1] if len(parts) == 4 else ""
 
 
-def _table(active: list[Job], listed: Listed, order: str, limit: int) -> bytes:
+def _table(active: list[Job], listed: Listed, order: str | Sorting, limit: int) -> bytes:
     """Return the answer of a listing. Ended jobs are JSON already; only active ones are encoded."""
     both = {sequence for sequence, _ in listed.lines} if active and listed.lines else set()
     rows = [(job.sequence, job.row) for job in active if job.sequence not in both]
     total = len(rows) + listed.total
-    if order == "queue":
-        rows.sort(key=lambda one: (_stage(one[1]), -one[1].priority, one[0]))
+    if isinstance(order, Sorting):
+        chosen: list[Line] = in_order([*rows, *listed.lines], order)[:limit]
+        docs = [row if isinstance(row, bytes) else codec.encode(row) for _, row in chosen]
+    elif order == "queue":
+        rows.sort(key=lambda one: (stage(one[1]), -one[1].priority, one[0]))
         docs = [codec.encode([row for _, row in rows[:limit]])[1:-1]]
         docs += [line for _, line in listed.lines[: max(0, limit - len(rows))]]
     elif not listed.lines:
@@ -428,10 +423,6 @@ def _table(active: list[Job], listed: Listed, order: str, limit: int) -> bytes:
 
 def _by_sequence(one: tuple[int, Row | bytes]) -> int:
     return one[0]
-
-
-def _stage(row: Row) -> int:
-    return 0 if row.state in PLACED else 1
 
 
 def _json_or_none(raw: bytes | None) -> msgspec.Raw | None:

@@ -27,12 +27,18 @@ STREAMS_MAX = 16
 SESSIONS_MAX = 64
 """Sessions in jobs that one tenant has at once: terminals, and a browser's connections through
 `skep port-forward`."""
-FOLLOWED_MAX = 16
-"""Logs that one tenant follows at once: 12 tenants fit into what there may be."""
-
+FOLLOWED_MAX = 64
+"""Logs that one tenant follows at once: every rank that `skep logs --rank all` shows."""
+SEARCHED_MAX = 4
+"""Logs that one tenant searches at once."""
 
 ANSWER_WITHIN_S = 1.0
-MOST = {"event streams": STREAMS_MAX, "followed logs": FOLLOWED_MAX, "sessions": SESSIONS_MAX}
+MOST = {
+    "event streams": STREAMS_MAX,
+    "followed logs": FOLLOWED_MAX,
+    "searched logs": SEARCHED_MAX,
+    "sessions": SESSIONS_MAX,
+}
 
 
 class Kept(msgspec.Struct, frozen=True):

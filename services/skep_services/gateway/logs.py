@@ -1,4 +1,7 @@
-"""Job output, fetched piece by piece from the agent that has it, and only while a reader waits."""
+"""Job output, fetched piece by piece from the agent that has it, and only while a reader waits.
+
+A reader that follows asks often while something comes, and seldom once nothing does.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,19 @@ from skep_services.gateway.api import ApiError, no_array
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import ENDED, Job, Part
 from skep_services.gateway.watch import Watch
-from skep_services.ports import Bus
+from skep_services.ports import Bus, Delivery
 
 PIECE_BYTES = 256 * 1024
 """What an agent gives at once; four pieces fit the bus's largest message."""
 PIECE_TIMEOUT_S = 2.0
 FOLLOW_EVERY_S = 0.3
 """How often an agent is asked whether there is more: to a person it is at once."""
+FOLLOW_SLOWER = 1.5
+FOLLOW_EVERY_S_MAX = 1.5
+"""Each time that nothing has come the next question waits longer, up to this: most logs that are
+followed are silent most of the time, and 500 of them cost a third of what they would."""
+TAIL_BYTES_MAX = 16 * 1024 * 1024
+"""How far back the last lines are looked for: a hundred thousand lines of 160 characters."""
 NEWS_EVERY_S = 5.0
 """How often to look for another attempt when no news has come."""
 UNANSWERED_MAX = 10
@@ -77,6 +86,57 @@ class Tail:
         self._job, self._rank, self._follow = job, rank, follow
         self._unanswered = 0
         self._over = False
+        self._pause_s = FOLLOW_EVERY_S
+
+    async def begin(self, lines: int | None, ago_s: int | None) -> None:
+        """Move to the last lines, or to what was written lately; to both: to the later one.
+
+        An attempt that is not placed yet has neither: it begins at its beginning.
+
+        Args:
+            lines: So many lines before the end; None: all.
+            ago_s: What was written in the last so many seconds; None: ever.
+
+        Raises:
+            ApiError: The node does not answer (503), or its agent is of a version that does not
+                know when lines were written (409).
+        """
+        part = self._part()
+        if part is None or (lines is None and ago_s is None):
+            return
+        more = {} if ago_s is None else {"ago_s": ago_s}
+        answer = await self._question(part, 0, 0, **more)
+        if answer is None:
+            raise self._away()
+        size = max(0, _number(answer.headers.get("Skep-Size", "")))
+        if ago_s is not None and size:
+            if "Skep-Begin" not in answer.headers:
+                text = f"the agent of {part.node} is of a version that cannot tell `since`"
+                raise ApiError(409, "agent-too-old", f"{text}: upgrade it, or use `tail`")
+            self.offset = min(size, max(0, _number(answer.headers["Skep-Begin"])))
+        if lines is not None:
+            self.offset = max(self.offset, await self._last_lines(part, size, lines))
+
+    async def _last_lines(self, part: Part, size: int, lines: int) -> int:
+        """Return where the last lines of an output of some size begin."""
+        at, missing = size, lines
+        while missing and at > max(0, size - TAIL_BYTES_MAX):
+            start = max(0, at - PIECE_BYTES)
+            answer = await self._question(part, start, at - start)
+            if answer is None:
+                raise self._away()
+            piece = answer.payload[: at - start]
+            # The end of the last line begins no further one.
+            end = len(piece) - 1 if at == size and piece.endswith(b"\n") else len(piece)
+            while missing:
+                end = piece.rfind(b"\n", 0, end)
+                if end < 0:
+                    break
+                missing -= 1
+                if not missing:
+                    return start + end + 1
+            at = start
+        return at
 
     async def first(self) -> bytes:
         """Return the first piece; empty if there is none yet.
@@ -89,12 +149,14 @@ class Tail:
         piece = await self._ask()
         if piece is None:
             if not self._follow:
-                part = self._part()
-                node = part.node if part is not None else "its node"
-                text = f"{node} does not answer, and the output is there"
-                raise ApiError(503, "node-away", text)
+                raise self._away()
             return b""
         return piece.data
+
+    def _away(self) -> ApiError:
+        part = self._part()
+        node = part.node if part is not None else "its node"
+        return ApiError(503, "node-away", f"{node} does not answer, and the output is there")
 
     async def rest(self) -> AsyncIterator[bytes]:
         """Yield what follows; empty pieces while there is nothing, so that the reader can leave."""
@@ -108,12 +170,14 @@ class Tail:
                 continue
             piece = await self._ask()
             if piece is not None and piece.data:
+                self._pause_s = FOLLOW_EVERY_S
                 yield piece.data
                 continue
             if not self._follow:
                 return
             if piece is None or not self._complete(piece):
-                await self._watch.news(self._job, FOLLOW_EVERY_S)
+                await self._watch.news(self._job, self._pause_s)
+                self._pause_s = min(self._pause_s * FOLLOW_SLOWER, FOLLOW_EVERY_S_MAX)
             elif not self._turn() and not self._over:
                 await self._watch.news(self._job, NEWS_EVERY_S)
             yield b""
@@ -122,27 +186,28 @@ class Tail:
         """Return the piece at `offset` and move behind it; None if the node does not answer."""
         part = self._part()
         assert part is not None, self._job
-        question = {
-            "job": self._job,
-            "attempt": self.attempt,
-            "rank": self._rank,
-            "offset": self.offset,
-            "limit": PIECE_BYTES,
-        }
-        answer = await self._bus.request(
-            subjects.logs(part.node), codec.encode(question), {}, PIECE_TIMEOUT_S
-        )
+        answer = await self._question(part, self.offset, PIECE_BYTES)
         if answer is None:
             self._unanswered += 1
             self._over = self._unanswered >= UNANSWERED_MAX and self._attempt_over()
             return None
         self._unanswered = 0
         self.offset += len(answer.payload)
-        size = answer.headers.get("Skep-Size", "-1")
-        return Piece(
-            answer.payload,
-            int(size) if size.isdecimal() else -1,
-            answer.headers.get("Skep-Ended") == "1",
+        size = _number(answer.headers.get("Skep-Size", ""))
+        return Piece(answer.payload, size, answer.headers.get("Skep-Ended") == "1")
+
+    async def _question(self, part: Part, offset: int, limit: int, **more: int) -> Delivery | None:
+        """Return what the agent of a part answers; None if it does not."""
+        question = {
+            "job": self._job,
+            "attempt": self.attempt,
+            "rank": self._rank,
+            "offset": offset,
+            "limit": limit,
+            **more,
+        }
+        return await self._bus.request(
+            subjects.logs(part.node), codec.encode(question), {}, PIECE_TIMEOUT_S
         )
 
     def _part(self) -> Part | None:
@@ -178,3 +243,8 @@ class Tail:
             return True
         self._over = job is None or not self.latest or job.row.state in ENDED
         return False
+
+
+def _number(text: str) -> int:
+    """Return a count that an agent says; -1 for what is none."""
+    return int(text) if text.isascii() and text.isdecimal() else -1

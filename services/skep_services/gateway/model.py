@@ -151,18 +151,11 @@ class Batch(NamedTuple):
 
 
 class JobQuery(NamedTuple):
-    """Which ended jobs to list. Empty texts do not filter.
-
-    `array` lists the tasks of that array alone; without `tasks` those of arrays are left out.
-    """
+    """Which ended jobs to list, as conditions of SQL with their values: `Choice` makes them."""
 
     limit: int
-    vc: Only = ""
-    state: str = ""
-    name: str = ""
-    owner: str = ""
-    tasks: bool = False
-    array: str = ""
+    conditions: Sequence[tuple[str, Sequence[Any]]] = ()
+    order: str = "sequence DESC"
 
 
 class EventQuery(NamedTuple):
@@ -175,7 +168,7 @@ class EventQuery(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Ended jobs by descending sequence, as JSON lines, and how many match in all."""
+    """Ended jobs in the order of the query, as JSON lines, and how many match in all."""
 
     lines: list[tuple[int, bytes]]
     total: int
@@ -283,25 +276,13 @@ class Model:
         return bytes(row[0]) if row is not None else None
 
     def ended(self, query: JobQuery) -> Listed:
-        """Return the newest ended jobs that match."""
-        where, values = _where(
-            {
-                "phase = ?": PHASE_ENDED,
-                "vc = ?": query.vc,
-                "state = ?": query.state,
-                "name = ?": query.name,
-                "owner = ?": query.owner,
-            }
-        )
-        if query.array:  # `j7[3]` is between `j7[` and what follows on it.
-            where += " AND task > ? AND task < ?"
-            values += [f"{query.array}[", f"{query.array}\\"]
-        elif not query.tasks:
-            where += " AND task = ''"
-        # The condition is made of our own words; what a client says goes in as a value.
-        table = f"FROM jobs WHERE {where}"
+        """Return the first ended jobs that match."""
+        words = ["phase = ?", *(text for text, _ in query.conditions)]
+        values = [PHASE_ENDED, *(value for _, each in query.conditions for value in each)]
+        # The conditions are made of our own words; what a client says goes in as a value.
+        table = f"FROM jobs WHERE {' AND '.join(words)}"
         total = self._reader.execute(f"SELECT count(*) {table}", values).fetchone()[0]
-        lines = f"SELECT sequence, line {table} ORDER BY sequence DESC LIMIT ?"
+        lines = f"SELECT sequence, line {table} ORDER BY {query.order} LIMIT ?"
         return Listed(self._reader.execute(lines, [*values, query.limit]).fetchall(), total)
 
     def events(self, query: EventQuery) -> list[tuple[int, bytes]]:

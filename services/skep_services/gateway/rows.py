@@ -144,6 +144,8 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     """Which task of which array it is: `j7[3]`."""
     tasks: TaskCounts | None = None
     """Of an array: how its tasks stand."""
+    labels: dict[str, str] = {}
+    """Of its spec. Rows that were stored by versions before this field have none."""
 
 
 class Part(msgspec.Struct, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -15,7 +16,8 @@ from skep_services.gateway.callers import covers
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.jobs import Jobs
-from skep_services.gateway.limits import FOLLOWED_MAX, STREAMS_MAX, Limits
+from skep_services.gateway.limits import MOST, STREAMS_MAX, Limits
+from skep_services.gateway.log_lines import LINES_MAX, TEXT_CHARS_MAX, Last, Lines
 from skep_services.gateway.logs import Logs, Tail
 from skep_services.gateway.model import EventQuery
 from skep_services.gateway.scopes import tenants
@@ -30,8 +32,20 @@ STALL_S = 20.0
 """How long a client may take nothing before its connection is cut."""
 READERS_MAX = 500
 """Open event streams; each costs a connection and a walk over every event."""
-FOLLOWERS_MAX = 200
-"""Logs followed at once; each asks an agent three times a second."""
+FOLLOWERS_MAX = 600
+"""Logs followed at once; each asks an agent three times a second while something comes."""
+SEARCHERS_MAX = 16
+"""Logs searched at once; each reads a whole log, 256 KiB after another."""
+AGO_S_MAX = 100 * 365 * 24 * 3600
+
+
+class Wanted(NamedTuple):
+    """Which part of an output: the last lines, of the last seconds, with a text; None: all."""
+
+    tail: int | None
+    ago_s: int | None
+    text: str | None
+    any_case: bool
 
 
 class Streams:
@@ -40,7 +54,7 @@ class Streams:
     def __init__(self, indexer: Indexer, hub: Hub, jobs: Jobs, logs: Logs, limits: Limits) -> None:
         self._indexer, self._hub, self._jobs, self._logs = indexer, hub, jobs, logs
         self._limits = limits
-        self._followers = 0
+        self._followers = self._searchers = 0
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
@@ -119,16 +133,20 @@ class Streams:
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Answer a rank's output, or (`follow`) go on until its attempt (or job) is over.
 
+        `tail` begins so many lines before the end, `since_s` at what was written in the last so
+        many seconds; `grep` answers only lines in which a text occurs, as JSON lines.
+
         Raises:
             ApiError: There is no such job, attempt or rank (404), several jobs have this name
                 (409), it is another's, whose logs the caller may not read (403), a query parameter
-                is wrong (400), too many logs are followed (429: by this tenant; 503), or the node
-                does not answer (503).
+                is wrong (400), too many logs are followed or searched (429: by this tenant; 503),
+                or the node does not answer (503).
         """
         job = await self._jobs.job(request)
         check(Action.READ_LOGS, caller_of(request), job.row.vc, job.row.owner)
         latest = request.query.get("attempt", "latest") == "latest"
         follow = flag(request, "follow")
+        wanted = _wanted(request)
         tail = self._logs.open(
             job,
             attempt=None if latest else number(request, "attempt", 0),
@@ -136,23 +154,77 @@ class Streams:
             offset=number(request, "offset", 0),
             follow=follow,
         )
-        if not follow:
-            return await self._pass_on(request, tail)
-        if self._followers >= FOLLOWERS_MAX:
-            text = f"{FOLLOWERS_MAX} logs are followed, as many as there may be"
+        if not follow and wanted.text is None:
+            return await self._pass_on(request, tail, wanted)
+        open_now, most, what = (
+            (self._followers, FOLLOWERS_MAX, "followed logs")
+            if follow
+            else (self._searchers, SEARCHERS_MAX, "searched logs")
+        )
+        if open_now >= most:
+            text = f"there are {most} {what}, as many as there may be: try again later"
             raise ApiError(503, "too-many-streams", text)
-        with self._limits.one_of(caller_of(request), "followed logs", FOLLOWED_MAX):
-            self._followers += 1
+        with self._limits.one_of(caller_of(request), what, MOST[what]):
+            self._count(1, follow=follow)
             try:
-                return await self._pass_on(request, tail)
+                passes = self._pass_on if wanted.text is None else self._search
+                return await passes(request, tail, wanted)
             finally:
-                self._followers -= 1
+                self._count(-1, follow=follow)
 
-    async def _pass_on(self, request: web.Request, tail: Tail) -> web.StreamResponse:
+    def _count(self, change: int, *, follow: bool) -> None:
+        if follow:
+            self._followers += change
+        else:
+            self._searchers += change
+
+    async def _search(self, request: web.Request, tail: Tail, wanted: Wanted) -> web.StreamResponse:
+        """Answer the lines that a text occurs in; of `tail` the last ones that there are now."""
+        assert wanted.text is not None
+        await tail.begin(None, wanted.ago_s)
+        lines = Lines(wanted.text, tail.offset, any_case=wanted.any_case)
+        last = None if wanted.tail is None else Last(wanted.tail)
+        piece, attempt = await tail.first(), tail.attempt
+        response = _streaming("application/x-ndjson")
+        response.headers["Skep-Attempt"] = str(attempt)
+        await response.prepare(request)
+        if piece:
+            found = lines.feed(piece)
+            if last is not None:
+                last.take(found)
+            elif told := lines.told(found):
+                await _write(request, response, told)
+        async for piece in tail.rest():
+            found = lines.end() if tail.attempt != attempt else []
+            attempt = tail.attempt
+            found += lines.feed(piece)
+            if last is not None:
+                last.take(found)
+                if piece:
+                    continue
+                found, last = last.lines(), None
+            if told := lines.told(found):
+                await _write(request, response, told)
+            elif not piece and (request.transport is None or request.transport.is_closing()):
+                return response
+        found = lines.end()
+        if last is not None:
+            last.take(found)
+            found = last.lines()
+        if found:
+            await _write(request, response, lines.told(found))
+        return response
+
+    async def _pass_on(
+        self, request: web.Request, tail: Tail, wanted: Wanted
+    ) -> web.StreamResponse:
+        await tail.begin(wanted.tail, wanted.ago_s)
+        offset = tail.offset
         first = await tail.first()
         response = _streaming("text/plain")
         response.charset = "utf-8"
         response.headers["Skep-Attempt"] = str(tail.attempt)
+        response.headers["Skep-Offset"] = str(offset)
         await response.prepare(request)
         if first:
             await _write(request, response, first)
@@ -174,6 +246,28 @@ def flag(request: web.Request, name: str) -> bool:
     if text not in {"0", "1"}:
         raise ApiError(400, Reason.BAD_VALUE, f"`{name}` is 0 or 1")
     return text == "1"
+
+
+def _wanted(request: web.Request) -> Wanted:
+    """Return which part of an output a request asks for.
+
+    Raises:
+        ApiError: A parameter is wrong (400).
+    """
+    text = request.query.get("grep")
+    if text is not None and not 0 < len(text) <= TEXT_CHARS_MAX:
+        raise ApiError(
+            400, Reason.BAD_VALUE, f"`grep` is a text of 1 to {TEXT_CHARS_MAX} characters"
+        )
+    if text is not None and "\n" in text:
+        raise ApiError(400, Reason.BAD_VALUE, "`grep` is a text of one line")
+    query = request.query
+    return Wanted(
+        number(request, "tail", 0, LINES_MAX) if "tail" in query else None,
+        number(request, "since_s", 0, AGO_S_MAX) if "since_s" in query else None,
+        text,
+        flag(request, "any_case"),
+    )
 
 
 def _since(request: web.Request) -> int | None:
