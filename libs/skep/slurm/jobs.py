@@ -71,7 +71,7 @@ WHY_NOT = {
 class Submission(NamedTuple):
     """Where a job is submitted from.
 
-    `partitions` are names of virtual clusters by those of partitions. `looks_secret` says which of
+    `partitions` are names of virtual clusters by those of partitions; `*` stands for all others. `looks_secret` says which of
     some variables look like secrets: these are not passed on.
     """
 
@@ -80,6 +80,8 @@ class Submission(NamedTuple):
     partitions: Mapping[str, str]
     looks_secret: Callable[[Mapping[str, str]], Sequence[str]]
     host: str
+    node_gpus: Callable[[], Sequence[int]]
+    """Returns how many GPUs each node of the cluster has."""
     key: str
     """A text that nobody can guess, by which the workers of a job know one another."""
 
@@ -162,6 +164,8 @@ def _mapped(
     signal = of(lambda: values.signal(given["signal"]) if "signal" in given else None, None)
     if signal is not None and limit_s is None:
         refused.append("--signal: it comes before the time limit: say --time too")
+    if asked is not None and "exclusive" in given:
+        of(lambda: _alone(asked.gpus, at), None)
     if refused or asked is None:
         raise RefusedError(*refused)
     if passed_over:
@@ -198,6 +202,19 @@ def _mapped(
     return Mapped(tree, notes)
 
 
+def _alone(gpus: int, at: Submission) -> None:
+    """Hold that nodes have no GPUs beside the job's: every other job would hold one of them.
+
+    Raises:
+        RefusedError: A node has more.
+    """
+    larger = [each for each in at.node_gpus() if each > gpus]
+    if larger:
+        text = f"a job is alone on a node whose GPUs it has all; there are nodes of {max(larger)}"
+        msg = f"--exclusive: {text}, and it asks for {gpus} a node"
+        raise RefusedError(msg)
+
+
 def _folder(wanted: str, folder: str) -> str:
     if not wanted or wanted == ".":
         return folder
@@ -230,7 +247,7 @@ def _where(given: Given, at: Submission) -> dict[str, Any]:
             text = "one partition; a job here is of one virtual cluster"
             msg = f"--partition={partition}: {text}"
             raise RefusedError(msg)
-        found["vc"] = at.partitions.get(partition, partition)
+        found["vc"] = at.partitions.get(partition) or at.partitions.get("*", partition)
     if "priority" in given:
         text = given["priority"]
         if not values.COUNT.fullmatch(text) or int(text) > PRIORITY_MAX:

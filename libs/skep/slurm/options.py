@@ -84,7 +84,7 @@ SBATCH: tuple[Option, ...] = (
     Option("distribution", "m", VALUE, MAPPED, "`block` is how tasks are spread; others: refused"),
     Option("error", "e", VALUE, MAPPED, "a file beside `skep logs`"),
     Option("exclude", "x", VALUE, REFUSED, PLACES),
-    Option("exclusive", "", MAYBE, REFUSED, "Skep gives GPUs, not whole nodes; leave it out"),
+    Option("exclusive", "", MAYBE, MAPPED, "for all GPUs of the nodes, with which it is alone"),
     Option("export", "", VALUE, MAPPED, "`env`: ALL, NONE, NIL, or names"),
     Option("export-file", "", VALUE, REFUSED, "put the variables into the script"),
     Option("extra", "", VALUE, NOTED, "Skep keeps no such text"),

@@ -25,7 +25,16 @@ IGNORED = (
 IGNORED_FLAGS = (
     "--exact|--exclusive|--oversubscribe -s|--overlap|--quiet -Q|--unbuffered -u|--verbose -v"
 )
-REFUSED = "--array|--bcast|--container|--container-image|--jobid|--multi-prog|--pty|--relative"
+REFUSED = {
+    "--array": "an array is a job: sbatch --array",
+    "--bcast": "put the program where every node sees it",
+    "--container": "the job runs as processes; images are `runtime: {image: ...}` in a spec",
+    "--container-image": "the job runs as processes; images are `runtime: {image: ...}` in a spec",
+    "--multi-prog": "start one step for each program",
+    "--pty": "a job here has no terminal",
+    "--relative": "a step begins at the first node; --nodelist chooses others",
+}
+"""Options that change what a step is, and why no step here has them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--error", "-e", default="")
     made.add_argument("--chdir", "-D", default="")
     made.add_argument("--export", default="ALL")
+    made.add_argument("--jobid")
     made.add_argument("--mpi", default="none", choices=("none",))
     made.add_argument("--input", "-i", default="none", choices=("none", "/dev/null"))
     for each in IGNORED.split("|"):
@@ -129,8 +139,8 @@ def main(words: list[str]) -> int:
     for word in words:
         if not word.startswith("-") or word == "--":
             break
-        if word.partition("=")[0] in REFUSED.split("|"):
-            return _wrong(f"{word.partition('=')[0]}: no step of a job here has it")
+        if (name := word.partition("=")[0]) in REFUSED:
+            return _wrong(f"{name}: {REFUSED[name]}")
     try:
         given = parser().parse_args(words)
     except SystemExit as ended:
@@ -138,6 +148,8 @@ def main(words: list[str]) -> int:
     command = given.words[1:] if given.words[:1] == ["--"] else given.words
     if not command:
         return _wrong("srun what? srun [options] COMMAND [ARG...]")
+    if given.jobid not in (None, os.environ.get("SLURM_JOB_ID")):
+        return _wrong(f"--jobid={given.jobid}: a step begins only inside its own job")
     path = os.environ.get(SOCKET, "")
     if not path:
         return _wrong("this is not inside a job")

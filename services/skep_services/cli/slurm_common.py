@@ -55,8 +55,8 @@ def told(at_ns: int) -> str:
 def rows(gateway: Client, state: str, **filters: Any) -> list[dict[str, Any]]:
     """Return jobs as the gateway lists them."""
     answer = gateway.get(query("/v1/jobs", state=state, limit=LISTED_MAX, **filters))
-    found: list[dict[str, Any]] = answer["jobs"]
-    return found
+    # What was refused at submission is no job of Slurm's.
+    return [one for one in answer["jobs"] if one["state"] != "refused"]
 
 
 def row(gateway: Client, job: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from skep.slurm import jobs, script
 from skep.slurm.options import ENVIRONMENT, SBATCH, SRUN, Given, RefusedError, parse
 from skep.vault.looks_secret import looks_secret
 from skep_services.cli import exits, run, specs, submit
-from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, find_target
+from skep_services.cli.client import PATIENCE_FOLLOWING_S, PATIENCE_S, Client, find_target
 from skep_services.cli.exits import CommandError
 from skep_services.cli.jobs import poll
 from skep_services.cli.slurm_common import complain, note
@@ -38,9 +38,9 @@ def sbatch(words: list[str]) -> int:
         option: os.environ[name] for name, option in ENVIRONMENT.items() if name in os.environ
     }
     given = {**script.directives(text), **by_environment, **given}
-    mapped = jobs.batch_job(given, text, rest, _here())
+    client = Client(find_target(None), PATIENCE_FOLLOWING_S if "wait" in given else PATIENCE_S)
+    mapped = jobs.batch_job(given, text, rest, _here(client))
     quiet = "quiet" in given
-    client = Client(find_target(None), PATIENCE_FOLLOWING_S if "wait" in given else 5.0)
     job = _hand_in("sbatch", client, mapped, quiet=quiet or "parsable" in given)
     if job is None:
         return exits.FAILED
@@ -64,8 +64,8 @@ def srun(words: list[str]) -> int:
         RefusedError: It is refused.
     """
     given, command = parse("srun", SRUN, words)
-    mapped = jobs.command_job(given, command, _here())
     client = Client(find_target(None), PATIENCE_FOLLOWING_S)
+    mapped = jobs.command_job(given, command, _here(client))
     job = _hand_in("srun", client, mapped, quiet="quiet" in given)
     if job is None:
         return exits.FAILED
@@ -104,12 +104,13 @@ def _script(given: Given, rest: list[str]) -> tuple[str, list[str]]:
         raise RefusedError(msg) from None
 
 
-def _here() -> jobs.Submission:
+def _here(client: Client) -> jobs.Submission:
     return jobs.Submission(
         folder=os.getcwd(),
         environment=os.environ,
         partitions=_partitions(os.environ.get(PARTITIONS, "")),
         looks_secret=looks_secret,
+        node_gpus=lambda: [int(one["gpus"]) for one in client.get("/v1/nodes")["nodes"]],
         host=socket.gethostname(),
         key=os.urandom(32).hex(),
     )
