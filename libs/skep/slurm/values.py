@@ -111,8 +111,13 @@ class Gpus(NamedTuple):
     kind: str | None = None
 
 
-def gpus(option: str, text: str) -> Gpus:
+def gpus(option: str, text: str, whole: str = "") -> Gpus:
     """Return GPUs that are written as `4`, `a100:4` or `a100`.
+
+    Args:
+        option: The option, for the error.
+        text: What it says about GPUs.
+        whole: All of its value, for the error; empty: the text.
 
     Raises:
         RefusedError: The text is none of these.
@@ -121,7 +126,7 @@ def gpus(option: str, text: str) -> Gpus:
     if not mark and not text.isdecimal():
         kind, number = text, "1"
     if (mark or kind) and not TYPE.fullmatch(kind):
-        msg = f"--{option}={text}: GPUs as N, TYPE:N or TYPE, of one type"
+        msg = f"--{option}={whole or text}: GPUs as N, TYPE:N or TYPE, of one type"
         raise RefusedError(msg)
     if number == "0":
         return Gpus(0, kind or None)
@@ -147,7 +152,7 @@ def gres(text: str) -> Gpus | None:
         if found is not None:
             msg = f"--gres={text}: GPUs of one type"
             raise RefusedError(msg)
-        found = gpus("gres", rest or "1")
+        found = gpus("gres", rest or "1", text)
     return found
 
 

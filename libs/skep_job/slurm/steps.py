@@ -247,6 +247,8 @@ class Leader:
                 self.workers[node] = Worker(self.names[node])
                 self._lost(node)
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
             self._serving.discard(served)
 
     async def _know(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
@@ -336,14 +338,43 @@ async def follow(plan: dict[str, Any], node: int, address: tuple[str, int]) -> i
         FrameError: The leader does not know the key, or is none.
     """
     reader, writer = await _reach(address)
-    key, made_up = plan.get("key", ""), frames.nonce()
+    tasks = Tasks(node, writer.get_extra_info("sockname")[0])
+    try:
+        await _prove(plan.get("key", ""), node, reader, writer)
+        await _obey_all(tasks, reader, writer)
+    finally:
+        await tasks.stop(None)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+    return 0
+
+
+async def _prove(
+    key: str, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Show the leader that this is a worker of its job, and have it show as much.
+
+    Raises:
+        FrameError: The leader does not.
+    """
+    made_up = frames.nonce()
     greeting = await frames.receive(reader) or {}
     shown = frames.proof(key, "worker", str(greeting.get("nonce")))
     await frames.send(writer, {"proof": shown, "nonce": made_up, "node": node})
     if not frames.proves(await frames.receive(reader), key, "leader", made_up):
         msg = "the leader does not know the key of this job"
         raise FrameError(msg)
-    tasks = Tasks(node, writer.get_extra_info("sockname")[0])
+
+
+async def _obey_all(
+    tasks: Tasks, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Do what the leader says until it says that the job is over.
+
+    Raises:
+        FrameError: The leader is gone before that.
+    """
     lock = asyncio.Lock()
 
     async def send(message: dict[str, Any]) -> None:
@@ -352,10 +383,8 @@ async def follow(plan: dict[str, Any], node: int, address: tuple[str, int]) -> i
 
     while (message := await frames.receive(reader)) is not None:
         if message.get("over"):
-            await tasks.stop(None)
-            return 0
+            return
         obey(tasks, message, send)
-    await tasks.stop(None)
     msg = "the first worker is gone"
     raise FrameError(msg)
 
