@@ -247,7 +247,7 @@ def test_variables_of_the_submission_are_passed_on_but_for_secrets_and_the_termi
         "HF_TOKEN": "x",
         "SLURM_JOB_ID": "3",
         "SSH_TTY": "/dev/pts/1",
-        "HOME": "/root",
+        "HOME": "/home",
     }
     tree, notes = mapped(GPU, environment=env)
     assert {name: tree["env"][name] for name in tree["env"] if not name.startswith("SKEP")} == {

@@ -59,7 +59,8 @@ async def run_steps(tmp_path: Path, *requests: dict[str, Any]) -> list[tuple[int
 
 
 def test_a_step_runs_its_tasks_on_all_workers(tmp_path: Path) -> None:
-    tell = "import os; print(*(os.environ['SLURM_' + n] for n in ('PROCID','LOCALID','NODEID','NTASKS')))"
+    names = "PROCID LOCALID NODEID NTASKS"
+    tell = f"import os; print(*(os.environ['SLURM_' + n] for n in '{names}'.split()))"
     steps = run_steps(
         tmp_path,
         request("-c", tell),

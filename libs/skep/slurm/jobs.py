@@ -20,31 +20,12 @@ PLAN, SCRIPT = "SKEP_SLURM_PLAN", "SKEP_SLURM_SCRIPT"
 LAUNCHER = ("python3", "-m", "skep_job.slurm.batch")
 OUTPUT, OUTPUT_ARRAY = "slurm-%j.out", "slurm-%A_%a.out"
 
-NOT_EXPORTED = frozenset(
-    [
-        "_",
-        "COLUMNS",
-        "CUDA_VISIBLE_DEVICES",
-        "DISPLAY",
-        "HOME",
-        "HOSTNAME",
-        "INVOCATION_ID",
-        "JOURNAL_STREAM",
-        "LINES",
-        "LOGNAME",
-        "LS_COLORS",
-        "MAIL",
-        "OLDPWD",
-        "PS1",
-        "PWD",
-        "SHELL",
-        "SHLVL",
-        "TERM",
-        "TMPDIR",
-        "TRACEPARENT",
-        "USER",
-        "WAYLAND_DISPLAY",
-    ]
+NOT_EXPORTED = tuple(
+    (
+        "_ COLUMNS CUDA_VISIBLE_DEVICES DISPLAY HOME HOSTNAME INVOCATION_ID JOURNAL_STREAM LINES "
+        "LOGNAME LS_COLORS MAIL OLDPWD PS1 PWD SHELL SHLVL TERM TMPDIR TRACEPARENT USER "
+        "WAYLAND_DISPLAY"
+    ).split(" ")
 )
 NOT_EXPORTED_PREFIXES = ("SBATCH_", "SKEP_", "SLURM_", "SSH_", "XDG_", "DBUS_", "COVERAGE_")
 """What belongs to the terminal, its machine or the cluster that is spoken to, not to a job."""

@@ -191,21 +191,24 @@ def _job(
     return found
 
 
-ARRAY = {
-    "SKEP_ARRAY_ID": "SLURM_ARRAY_JOB_ID",
-    "SKEP_ARRAY_INDEX": "SLURM_ARRAY_TASK_ID",
-    "SKEP_ARRAY_COUNT": "SLURM_ARRAY_TASK_COUNT",
-    "SKEP_ARRAY_MIN": "SLURM_ARRAY_TASK_MIN",
-    "SKEP_ARRAY_MAX": "SLURM_ARRAY_TASK_MAX",
-}
+OF_ARRAY, OURS = "SKEP_ARRAY_", ("COUNT", "MIN", "MAX")
+"""How the variables of a task of an array begin, and those that have the same names by Slurm."""
 
 
 def _array(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what Slurm calls the variables of a task of an array."""
-    found = {theirs: environment[ours] for ours, theirs in ARRAY.items() if ours in environment}
-    if array := found.get("SLURM_ARRAY_JOB_ID"):
-        found["SLURM_ARRAY_JOB_ID"] = "".join(filter(str.isdecimal, array))
-    return found
+    here = {
+        name.removeprefix(OF_ARRAY): value
+        for name, value in environment.items()
+        if name.startswith(OF_ARRAY)
+    }
+    if "ID" not in here:
+        return {}
+    return {
+        "SLURM_ARRAY_JOB_ID": "".join(filter(str.isdecimal, here["ID"])),
+        "SLURM_ARRAY_TASK_ID": here.get("INDEX", ""),
+        **{f"SLURM_ARRAY_TASK_{name}": here[name] for name in OURS if name in here},
+    }
 
 
 def spread(tasks: int, nodes: int) -> list[range]:

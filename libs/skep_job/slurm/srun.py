@@ -16,15 +16,13 @@ from skep_job.slurm.tasks import warn, write
 
 FAILED = 1
 IGNORED = (
-    "--account -A|--acctg-freq|--comment|--constraint -C|--cpu-bind --cpu_bind|--accel-bind|--cpus-per-task -c|"
-    "--cpus-per-gpu|--gpu-bind|--gpus -G|--gpus-per-node|--gres|--gres-flags|--hint|--job-name -J|"
-    "--mem|--mem-bind --mem_bind|--mem-per-cpu|--mem-per-gpu|--partition -p|--qos -q|--time -t|--wait -W|"
-    "--distribution -m|--profile|--threads-per-core"
+    "account A|acctg-freq|accel-bind|comment|constraint C|cpu-bind|cpu_bind|cpus-per-task c|"
+    "cpus-per-gpu|distribution m|gpu-bind|gpus G|gpus-per-node|gres|gres-flags|hint|job-name J|"
+    "mem|mem-bind|mem_bind|mem-per-cpu|mem-per-gpu|partition p|profile|qos q|threads-per-core|"
+    "time t|wait W"
 )
 """Options about what the job has already: a step has what its job has."""
-IGNORED_FLAGS = (
-    "--exact|--exclusive|--oversubscribe -s|--overlap|--quiet -Q|--unbuffered -u|--verbose -v"
-)
+IGNORED_FLAGS = "exact|exclusive|oversubscribe s|overlap|quiet Q|unbuffered u|verbose v"
 REFUSED = {
     "--array": "an array is a job: sbatch --array",
     "--bcast": "put the program where every node sees it",
@@ -115,11 +113,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--mpi", default="none", choices=("none",))
     made.add_argument("--input", "-i", default="none", choices=("none", "/dev/null"))
     for each in IGNORED.split("|"):
-        made.add_argument(*each.split(), dest="ignored")
+        made.add_argument(*_names(each), dest="ignored")
     for each in IGNORED_FLAGS.split("|"):
-        made.add_argument(*each.split(), dest="ignored", action="store_true")
+        made.add_argument(*_names(each), dest="ignored", action="store_true")
     made.add_argument("words", nargs=argparse.REMAINDER)
     return made
+
+
+def _names(text: str) -> list[str]:
+    name, *short = text.split()
+    return [f"--{name}", *(f"-{letter}" for letter in short)]
 
 
 def _nodes(text: str) -> int:
