@@ -20,13 +20,11 @@ PLAN, SCRIPT = "SKEP_SLURM_PLAN", "SKEP_SLURM_SCRIPT"
 LAUNCHER = ("python3", "-m", "skep_job.slurm.batch")
 OUTPUT, OUTPUT_ARRAY = "slurm-%j.out", "slurm-%A_%a.out"
 
-NOT_EXPORTED = tuple(
-    (
-        "_ COLUMNS CUDA_VISIBLE_DEVICES DISPLAY HOME HOSTNAME INVOCATION_ID JOURNAL_STREAM LINES "
-        "LOGNAME LS_COLORS MAIL OLDPWD PS1 PWD SHELL SHLVL TERM TMPDIR TRACEPARENT USER "
-        "WAYLAND_DISPLAY"
-    ).split(" ")
-)
+OF_THE_TERMINAL = """
+_ COLUMNS CUDA_VISIBLE_DEVICES DISPLAY HOME HOSTNAME INVOCATION_ID JOURNAL_STREAM LINES LOGNAME
+LS_COLORS MAIL OLDPWD PS1 PWD SHELL SHLVL TERM TMPDIR TRACEPARENT USER WAYLAND_DISPLAY
+"""
+NOT_EXPORTED = tuple(OF_THE_TERMINAL.split())
 NOT_EXPORTED_PREFIXES = ("SBATCH_", "SKEP_", "SLURM_", "SSH_", "XDG_", "DBUS_", "COVERAGE_")
 """What belongs to the terminal, its machine or the cluster that is spoken to, not to a job."""
 LATE, LATE_PREFIXES = frozenset({"PATH"}), ("PYTHON", "LD_")
@@ -52,8 +50,8 @@ WHY_NOT = {
 class Submission(NamedTuple):
     """Where a job is submitted from.
 
-    `partitions` are names of virtual clusters by those of partitions; `*` stands for all others. `looks_secret` says which of
-    some variables look like secrets: these are not passed on.
+    `partitions` are names of virtual clusters by those of partitions; `*` stands for all others.
+    `looks_secret` says which of some variables look like secrets: these are not passed on.
     """
 
     folder: str
