@@ -42,7 +42,8 @@ class Node(NamedTuple):
 class Limits(NamedTuple):
     """What the keeper is to hold to.
 
-    `margin_s` before its end an allocation is left, so that its jobs can be stored.
+    `margin_s` before its end an allocation is to be left: its jobs move to a free node, for which
+    there is half of that time, or else are stored.
     """
 
     least: int
@@ -90,9 +91,12 @@ def decide(
         if each.left_s is not None and each.left_s <= limits.margin_s and each.node in nodes
     ]
     staying = [each for each in running if each not in ending]
+    # A job that finds a free node moves there; without one it is stored, with half of the time.
+    free = sum(1 for each in staying if each.node in nodes and not nodes[each.node].jobs)
+    now = [each for each in ending if free or not nodes[each.node].jobs or _is_late(each, limits)]
     # Jobs of allocations that end need GPUs elsewhere.
     busy = [each for each in ending if nodes[each.node].jobs]
-    needed = -(-waiting_gpus // limits.gpus) + len(busy)
+    needed = -(-waiting_gpus // limits.gpus) + max(0, len(busy) - free)
     # What has been allotted and is no node yet will take jobs as well.
     coming = len(waiting) + sum(1 for each in staying if each.node not in nodes)
     there = len(staying) + len(waiting)
@@ -105,13 +109,17 @@ def decide(
         and not nodes[each.node].jobs
         and nodes[each.node].idle_s >= limits.idle_s
     ]
-    spare = 0 if needed else max(0, there - limits.least)
+    spare = 0 if needed or busy else max(0, there - limits.least)
     given_up = waiting[::-1][:spare]
     idle = idle[: spare - len(given_up)]
     return Do(
         ask=ask,
         invite=tuple(each.number for each in staying if each.node not in nodes),
-        leave=tuple(each.number for each in (*ending, *idle)),
+        leave=tuple(each.number for each in (*now, *idle)),
         give_up=tuple(each.number for each in given_up),
         remove=tuple(name for name in nodes if name.startswith(PREFIX) and name not in known),
     )
+
+
+def _is_late(allocation: Allocation, limits: Limits) -> bool:
+    return allocation.left_s is not None and allocation.left_s <= limits.margin_s / 2
