@@ -24,7 +24,7 @@ def node(number: str, *jobs: str, idle_s: float = 0.0) -> Node:
 def told(
     allocations: list[Allocation], nodes: list[Node], waiting_gpus: int = 0, limits: Limits = LIMITS
 ) -> Do:
-    return decide(allocations, {each.name: each for each in nodes}, waiting_gpus, (), limits)
+    return decide(allocations, {each.name: each for each in nodes}, waiting_gpus, limits)
 
 
 def test_the_least_is_asked_for_without_any_job() -> None:
@@ -75,4 +75,8 @@ def test_an_allocation_is_left_before_its_end_and_another_asked_for() -> None:
 
 def test_a_node_whose_allocation_is_gone_is_removed_and_no_other() -> None:
     nodes = {"slurm-1": node("1"), "gpu-7": Node("gpu-7", (), 999.0)}
-    assert decide([], nodes, 0, (), LIMITS) == Do(ask=1, remove=("slurm-1",))
+    assert decide([], nodes, 0, LIMITS) == Do(ask=1, remove=("slurm-1",))
+    # What ran there begins again once the node counts as lost: an idle node is kept for it.
+    there = [runs("2"), runs("3")]
+    idle = [node("1", "j1"), node("2", "j2"), node("3", idle_s=31)]
+    assert told(there, idle) == Do(remove=("slurm-1",))

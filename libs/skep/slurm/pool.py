@@ -67,11 +67,7 @@ class Do(NamedTuple):
 
 
 def decide(
-    allocations: Sequence[Allocation],
-    nodes: Mapping[str, Node],
-    waiting_gpus: int,
-    leaving: Sequence[str],
-    limits: Limits,
+    allocations: Sequence[Allocation], nodes: Mapping[str, Node], waiting_gpus: int, limits: Limits
 ) -> Do:
     """Return what is to be done.
 
@@ -79,11 +75,10 @@ def decide(
         allocations: What Slurm lists.
         nodes: The nodes that Skep lists, by name.
         waiting_gpus: GPUs of the jobs that wait for some.
-        leaving: Numbers of the allocations that are being left.
         limits: What to hold to.
     """
     known = {each.node for each in allocations}
-    running = [each for each in allocations if each.state == RUNS and each.number not in leaving]
+    running = [each for each in allocations if each.state == RUNS]
     waiting = [each for each in allocations if each.state == WAITS]
     ending = [
         each
@@ -95,7 +90,8 @@ def decide(
     free = sum(1 for each in staying if each.node in nodes and not nodes[each.node].jobs)
     now = [each for each in ending if free or not nodes[each.node].jobs or _is_late(each, limits)]
     # Jobs of allocations that end need GPUs elsewhere.
-    busy = [each for each in ending if nodes[each.node].jobs]
+    gone = [name for name in nodes if name.startswith(PREFIX) and name not in known]
+    busy = [name for name in (*(each.node for each in ending), *gone) if nodes[name].jobs]
     needed = -(-waiting_gpus // limits.gpus) + max(0, len(busy) - free)
     # What has been allotted and is no node yet will take jobs as well.
     coming = len(waiting) + sum(1 for each in staying if each.node not in nodes)
@@ -117,7 +113,7 @@ def decide(
         invite=tuple(each.number for each in staying if each.node not in nodes),
         leave=tuple(each.number for each in (*now, *idle)),
         give_up=tuple(each.number for each in given_up),
-        remove=tuple(name for name in nodes if name.startswith(PREFIX) and name not in known),
+        remove=tuple(gone),
     )
 
 

@@ -1,8 +1,8 @@
 """`python -m skep_services.slurm_pool.inside`: a node of Skep in an allocation of Slurm's.
 
 It waits for its token in the folder that it shares with the keeper, joins, and runs the agent. When
-Slurm ends it, or the keeper hands it back, it ends the jobs that are left, which store themselves if
-they can, and removes what it made.
+Slurm ends it, or the keeper hands it back, it ends the jobs that are left, which store themselves
+if they can, and removes what it made.
 """
 
 from __future__ import annotations

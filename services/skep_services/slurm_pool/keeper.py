@@ -48,6 +48,7 @@ class Keeper:
         self._say = say
         self._busy_at: dict[str, float] = {}
         self._invited: dict[str, float] = {}
+        self._removed: set[str] = set()
         self._trouble = ""
 
     def run(self) -> None:
@@ -73,10 +74,11 @@ class Keeper:
         jobs = self._client.get("/v1/jobs?state=active&limit=20000")["jobs"]
         waiting = sum(int(job["gpus"]) for job in jobs if job["state"] == WAITS)
         nodes = self._nodes()
-        do = decide(allocations, nodes, waiting, (), self._limits)
+        do = decide(allocations, nodes, waiting, self._limits)
         by_number = {each.number: each for each in allocations}
         for name in do.remove:
-            self._remove(name)
+            if name not in self._removed:
+                self._remove(name)
         for number in do.invite:
             self._invite(number)
         if do.give_up:
@@ -147,11 +149,8 @@ class Keeper:
     def _move(self, job: str) -> str:
         """Have a job go elsewhere, or else store itself; return what became of it."""
         row = self._client.get(f"/v1/jobs/{quote(job)}")
-        for ability, ask, done in (
-            ("move", "migrate", "moved"),
-            ("checkpoint", "checkpoint", "stored"),
-        ):
-            if ability not in row["can"]:
+        for ask, done in (("migrate", "moved"), ("checkpoint", "stored")):
+            if ask not in row["can"]:
                 continue
             try:
                 answer: dict[str, Any] = self._client.post(f"/v1/jobs/{quote(job)}/{ask}", {})
@@ -174,4 +173,4 @@ class Keeper:
         except CommandError as error:
             if error.code == exits.UNREACHABLE:
                 raise
-        self._busy_at.pop(name, None)
+        self._removed.add(name)
