@@ -49,11 +49,12 @@ class Lab:
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith("SKEP_")
         }
+        self.environment["SKEP_HOME"] = str(home)
 
     def skep(self, *words: str) -> str:
         """Run the command; return what it printed. Raises RuntimeError."""
         done = subprocess.run(
-            [*SKEP, *words, "--home", str(self.home)],
+            [*SKEP, *words],
             env=self.environment,
             cwd=self.home.parent,
             check=False,
@@ -73,7 +74,7 @@ class Lab:
         """Run a command that stays, until the end of the block; then ask it to end, and wait."""
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*SKEP, *words, "--home", str(self.home)],
+                [*SKEP, *words],
                 env=self.environment,
                 stdout=output,
                 stderr=output,

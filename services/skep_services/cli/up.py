@@ -11,7 +11,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skep_services.cli import exits, render
+from skep_services.cli import exits, render, up_slurm
 from skep_services.cli.client import Client, Target
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
@@ -73,32 +73,7 @@ def options_up(parser: ArgumentParser) -> None:
         help="have people with roles and tokens (`skep user`) from now on",
     )
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
-    slurm = parser.add_argument_group("on a cluster that Slurm owns")
-    slurm.add_argument(
-        "--on",
-        choices=("slurm",),
-        help="have nodes in allocations of Slurm's for the cluster of servers in --home, as many "
-        "as the jobs need, at most --nodes, each with --gpus; stay until interrupted",
-    )
-    slurm.add_argument("--partition", help="of Slurm's (default: its own default)")
-    slurm.add_argument("--nodes-min", default="1", metavar="N", help="always (default 1)")
-    slurm.add_argument(
-        "--time",
-        dest="allocation_time",
-        default="4:00:00",
-        metavar="TIME",
-        help="of an allocation, as sbatch takes it (default 4:00:00)",
-    )
-    slurm.add_argument(
-        "--margin",
-        default="2m",
-        metavar="TIME",
-        help="so long before its end its jobs are moved or stored (default 2m)",
-    )
-    slurm.add_argument(
-        "--idle", default="10m", metavar="TIME", help="handed back when idle for (default 10m)"
-    )
-    slurm.add_argument("--address", default="", help="of every node, if not the machine's own")
+    up_slurm.options(parser)
     parser.epilog = (
         "What is not given stays as the state folder has it: `skep up` alone resumes the cluster\n"
         "that was here, jobs included.\n\n" + FIFO_TEXT + "\n\n" + exits.HELP
@@ -115,9 +90,8 @@ def run_up(arguments: Namespace) -> int:
         CommandError: The cluster cannot be as it is asked for, or is not up in time.
         KeyboardInterrupt: A person interrupted it; what was started is stopped.
     """
-    if arguments.on == "slurm":
-        from skep_services.cli import up_slurm
-
+    up_slurm.refuse_mixed(arguments)
+    if arguments.on:
         return up_slurm.run(arguments)
     home = folder.home_folder(arguments.home)
     if told := folder.refuse_server(home):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +18,57 @@ from skep_services.supervisor.config import GPUS_MAX
 
 POOL = "slurm"
 NODES_MAX = 1000
+USUAL = {"nodes_min": "1", "allocation_time": "4:00:00", "margin": "2m", "idle": "10m"}
+USUAL |= {"partition": "", "address": ""}
+"""Options that are about Slurm alone, by their names here."""
+OPTIONS = {"nodes_min": "--nodes-min", "allocation_time": "--time"}
+OTHERS = ("vc", "cluster", "policy", "port", "secrets", "people", "foreground")
+"""Options of the cluster on this machine, which has nothing to do with Slurm."""
+
+
+def options(parser: ArgumentParser) -> None:
+    """Add what is about Slurm."""
+    slurm = parser.add_argument_group("on a cluster that Slurm owns")
+    slurm.add_argument(
+        "--on",
+        choices=("slurm",),
+        help="have nodes in allocations of Slurm's for the cluster of servers in --home, as many "
+        "as the jobs need, at most --nodes, each with --gpus; stay until interrupted",
+    )
+    slurm.add_argument("--partition", help="of Slurm's (default: its own default)")
+    slurm.add_argument("--nodes-min", metavar="N", help="nodes that are always there (default 1)")
+    slurm.add_argument(
+        "--time",
+        dest="allocation_time",
+        metavar="TIME",
+        help="of an allocation, as sbatch takes it (default 4:00:00)",
+    )
+    slurm.add_argument(
+        "--margin",
+        metavar="TIME",
+        help="so long before its end its jobs are moved or stored (default 2m)",
+    )
+    slurm.add_argument(
+        "--idle", metavar="TIME", help="a node is handed back when idle for (default 10m)"
+    )
+    slurm.add_argument("--address", help="of every node, if not the machine's own")
+
+
+def refuse_mixed(arguments: Namespace) -> None:
+    """Refuse options that would be ignored, and fill in the usual values of the others.
+
+    Raises:
+        CommandError: There is one.
+    """
+    wrong = OTHERS if arguments.on else USUAL
+    for name in wrong:
+        if getattr(arguments, name):
+            option = OPTIONS.get(name, f"--{name}")
+            text = "does not go with" if arguments.on else "goes with"
+            raise CommandError(exits.USAGE, f"{option} {text} --on slurm")
+    for name, value in USUAL.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
 
 
 def run(arguments: Namespace) -> int:
@@ -35,7 +86,7 @@ def run(arguments: Namespace) -> int:
 
     limits = Limits(
         least=_count("--nodes-min", arguments.nodes_min, 0, NODES_MAX),
-        most=_count("--nodes", arguments.nodes or 2, 1, NODES_MAX),
+        most=_count("--nodes", 2 if arguments.nodes is None else arguments.nodes, 1, NODES_MAX),
         gpus=_count("--gpus", arguments.gpus or "4", 1, GPUS_MAX),
         margin_s=_length("--margin", arguments.margin),
         idle_s=_length("--idle", arguments.idle),
