@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skep.slurm import listing, states
+from skep.slurm import listing, states, values
 from skep.slurm.options import RefusedError
 
 SECOND = 10**9
@@ -81,6 +81,17 @@ def exits(signal: int, code: int) -> dict[str, Any]:
     """The first process ended with a code, the other was ended because of that."""
     told = [{"rank": 0, "code": code}, {"rank": 1, "code": -signal}]
     return {"attempt": 1, "members": [{"exits": told}]}
+
+
+def test_tasks_of_arrays_have_slurms_numbers() -> None:
+    assert values.job_id("17_3") == "j17[3]"
+    for bad in ("17_", "_3", "17_x", "job"):
+        with pytest.raises(RefusedError, match="Invalid job id specified"):
+            values.job_id(bad)
+    tasks = [record(job=f"j2{n}", task=f"j17[{n}]") for n in (10, 3)]
+    records = [record(job="j9"), *tasks]
+    listed = [each["id"] for each in sorted(records, key=listing.order_of)]
+    assert listed == ["9", "17_3", "17_10"]
 
 
 def test_states_are_slurms() -> None:

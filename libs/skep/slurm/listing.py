@@ -310,6 +310,16 @@ def clock_full(length_s: int | None) -> str:
     return f"{days}-{text}" if days else text
 
 
+def number_of(job: str) -> str:
+    """Return a job's number in Slurm's commands: `17`, and `17_3` for a task of an array."""
+    return job.removeprefix("j").replace("[", "_").removesuffix("]")
+
+
+def order_of(record: Record) -> tuple[int, ...]:
+    """Return what jobs are listed by: the number, then the task's."""
+    return tuple(int(part) for part in record["id"].split("_") if part.isdecimal())
+
+
 def nodes_of(place: str) -> list[str]:
     """Return the nodes of a place: `node-1:0,1 node-2:0`."""
     return [part.partition(":")[0] for part in place.split() if ":" in part]
@@ -339,7 +349,7 @@ def job_record(
     estimate = (row.get("estimate") or {}).get("start") or {}
     workers = max(1, row.get("workers") or 1)
     record = {
-        "id": row["job"].removeprefix("j"),
+        "id": number_of(row.get("task") or row["job"]),
         "name": row.get("name", ""),
         "partition": row.get("vc", ""),
         "user": row.get("owner") or user,

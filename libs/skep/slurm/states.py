@@ -34,6 +34,9 @@ REASONS: dict[str, str] = {
     Reason.WAITS_BEHIND: "Priority",
     Reason.PERSON_LIMIT: "AssocGrpGRES",
     Reason.WAITS_FOR_WINDOW: "ReqNodeNotAvail",
+    "waits-for-jobs": "Dependency",
+    "waits-for-time": "BeginTime",
+    "held": "JobHeldUser",
 }
 """Reasons that Slurm has a word for; every other is shown by its code."""
 

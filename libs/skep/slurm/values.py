@@ -195,13 +195,15 @@ def dependencies(text: str) -> dict[str, list[str]]:
 
 
 def job_id(text: str) -> str:
-    """Return a job's id here from its number in Slurm's commands: `j17` for `17` and `j17`.
+    """Return a job's id here from its number in Slurm's commands: `j17`, and `j17[3]` for `17_3`.
 
     Raises:
-        RefusedError: The text is no id of a whole job.
+        RefusedError: The text is no id of a job, nor of a task of an array.
     """
-    number = text.removeprefix("j")
-    if not COUNT.fullmatch(number):
+    number, mark, task = text.removeprefix("j").partition("_")
+    if mark and COUNT.fullmatch(number) and COUNT.fullmatch(task):
+        return f"j{int(number)}[{int(task)}]"
+    if mark or not COUNT.fullmatch(number):
         msg = f"Invalid job id specified: {text!r} (a number such as 17)"
         raise RefusedError(msg)
     return f"j{int(number)}"

@@ -144,7 +144,7 @@ def _found(gateway: Client, given: argparse.Namespace, *, whole: bool) -> list[R
         ended = wanted - {"PD", "CF", "R", "S", "CG"}
         found = common.rows(gateway, "all" if ended else "active")
     records = common.records(gateway, found, whole=whole)
-    records.sort(key=lambda record: (_ORDER.get(record["st"], 0), int(record["id"])))
+    records.sort(key=lambda record: (_ORDER.get(record["st"], 0), listing.order_of(record)))
     return [record for record in records if _fits(record, given, wanted)]
 
 
@@ -167,7 +167,7 @@ def _fits(record: Mapping[str, str], given: argparse.Namespace, wanted: set[str]
 
 def _as_json(record: Record) -> dict[str, Any]:
     return {
-        "job_id": int(record["id"]),
+        "job_id": listing.order_of(record)[0],
         "name": record["name"],
         "job_state": record["state"],
         "state_reason": record["reason"],
@@ -239,7 +239,7 @@ def sacct(words: list[str]) -> int:
         for record in common.records(gateway, found, whole=True)
         if _fits(record, given, wanted)
     ]
-    records.sort(key=lambda record: int(record["id"]))
+    records.sort(key=listing.order_of)
     if given.json:
         return _json("jobs", [_as_json(record) for record in records])
     delimiter = given.delimiter if given.parsable or given.parsable2 else ""
@@ -395,7 +395,7 @@ def scancel(words: list[str]) -> int:
     gateway = common.client()
     if not named:
         given.jobs = None
-        named = [f"j{record['id']}" for record in _found(gateway, given, whole=False)]
+        named = [values.job_id(record["id"]) for record in _found(gateway, given, whole=False)]
     code = exits.OK
     for job in named:
         try:
@@ -406,7 +406,7 @@ def scancel(words: list[str]) -> int:
             code = exits.FAILED
             if not given.quiet:
                 why = "Invalid job id specified" if error.code == exits.NOT_FOUND else error.text
-                text = f"Kill job error on job id {job.removeprefix('j')}: {why}"
+                text = f"Kill job error on job id {listing.number_of(job)}: {why}"
                 common.complain("scancel", [text])
     return code
 

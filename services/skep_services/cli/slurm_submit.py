@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from skep.slurm import jobs, script
+from skep.slurm.listing import number_of
 from skep.slurm.options import ENVIRONMENT, SBATCH, SRUN, Given, RefusedError, parse
 from skep.vault.looks_secret import looks_secret
 from skep_services.cli import exits, run, specs, submit
@@ -44,7 +45,7 @@ def sbatch(words: list[str]) -> int:
     job = _hand_in("sbatch", client, mapped, quiet=quiet or "parsable" in given)
     if job is None:
         return exits.FAILED
-    number = job.removeprefix("j")
+    number = number_of(job)
     if "parsable" in given:
         print(number, flush=True)
     elif not quiet:
