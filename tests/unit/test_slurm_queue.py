@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from skep.slurm.pool import Allocation
-from skep_services.slurm_pool.queue import SHIM, Queue, SlurmError, find
+from skep.slurm.allocations import Allocation
+from skep_services.slurm_nodes.queue import SHIM, Queue, SlurmError, find
 
 SQUEUE = """
 echo '7|RUNNING|1:30'; echo '8|PENDING|2:00:00'; echo '9|COMPLETING|0:00'

@@ -17,7 +17,7 @@ from skep.slurm.options import SBATCH, SRUN, Given, RefusedError, sort_out
 from skep.wire.spec import NAME_CHARS_MAX, PRIORITY_MAX
 
 PLAN, SCRIPT = "SKEP_SLURM_PLAN", "SKEP_SLURM_SCRIPT"
-LAUNCHER = ("python3", "-m", "skep_job.slurm.batch")
+BATCH = ("python3", "-m", "skep_job.slurm.batch")
 OUTPUT, OUTPUT_ARRAY = "slurm-%j.out", "slurm-%A_%a.out"
 
 OF_THE_TERMINAL = """
@@ -28,7 +28,7 @@ NOT_EXPORTED = tuple(OF_THE_TERMINAL.split())
 NOT_EXPORTED_PREFIXES = ("SBATCH_", "SKEP_", "SLURM_", "SSH_", "XDG_", "DBUS_", "COVERAGE_")
 """What belongs to the terminal, its machine or the cluster that is spoken to, not to a job."""
 LATE, LATE_PREFIXES = frozenset({"PATH"}), ("PYTHON", "LD_")
-"""What the launcher itself would go wrong by: it gives these to the script alone."""
+"""What the batch process itself would go wrong by: it gives these to the script alone."""
 
 SWITCHES = {
     "distribution": ("block", "block:block", "block:cyclic", "*"),
@@ -88,7 +88,7 @@ def batch_job(given: Given, script: str, words: Sequence[str], at: Submission) -
     usual = OUTPUT_ARRAY if "array" in given else OUTPUT
     plan = {"output": given.get("output", usual), "error": given.get("error", "")}
     mapped = _mapped(given, name, plan, at, batch=True)
-    mapped.tree["command"] = [*LAUNCHER, *words[1:]]
+    mapped.tree["command"] = [*BATCH, *words[1:]]
     mapped.tree["env"][SCRIPT] = script
     return mapped
 
@@ -112,7 +112,7 @@ def command_job(given: Given, words: Sequence[str], at: Submission) -> Mapped:
     plan |= {"kill": given.get("kill-on-bad-exit", "0") != "0"}
     name = words[0].rpartition("/")[2] or "srun"
     mapped = _mapped(given, name, plan, at, batch=False)
-    mapped.tree["command"] = [*LAUNCHER, *words]
+    mapped.tree["command"] = [*BATCH, *words]
     return mapped
 
 

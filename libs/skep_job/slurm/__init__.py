@@ -1,4 +1,4 @@
-"""Batch scripts of Slurm in a job: the launcher, the steps of `srun`, and the variables they have.
+"""Batch scripts of Slurm in a job: batch processes, the steps of `srun`, and their variables.
 
     worker 0   batch ── the script ── srun ──┐        (Unix socket in a folder of the job's own)
                  │  ◀────────────────────────┘

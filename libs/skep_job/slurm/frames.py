@@ -1,4 +1,4 @@
-"""Messages between the workers of a job, and between `srun` and the launcher: lines of JSON."""
+"""Messages between batch processes, and between `srun` and the first of them: lines of JSON."""
 
 from __future__ import annotations
 

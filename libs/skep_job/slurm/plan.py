@@ -1,4 +1,4 @@
-"""What the launcher is told about its job, the variables of Slurm, and names of files with `%`."""
+"""What a batch process is told of its job, the variables of Slurm, and names of files with `%`."""
 
 from __future__ import annotations
 

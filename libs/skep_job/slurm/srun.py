@@ -1,4 +1,4 @@
-"""`srun` inside a job: asks the launcher for a step, and shows its output."""
+"""`srun` inside a job: asks the batch process for a step, and shows its output."""
 
 from __future__ import annotations
 
@@ -215,5 +215,5 @@ async def _ask(path: str, request: dict[str, Any], shown: Shown) -> int:
         if "end" in message:
             return int(message["end"])
         shown.take(message)
-    msg = "the launcher of this job is gone"
+    msg = "the batch process of this job is gone"
     raise FrameError(msg)

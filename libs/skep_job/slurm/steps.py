@@ -1,7 +1,7 @@
 """Steps: what `srun` asks for inside a job, dealt out to the workers, and how it ended.
 
-The leader is the launcher on the first worker. The other workers connect to it and prove by the
-job's key that they belong to it, as it does to them. Then it sends them what to run.
+The leader is the batch process on the first worker. The others connect to it and prove by the job's
+key that they belong to it, as it does to them. Then it sends them what to run.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ KILL_AFTER_S = 5.0
 
 
 class Tasks:
-    """Runs what the launcher is told to run, and tells of it by `send`."""
+    """Runs what the batch process is told to run, and tells of it by `send`."""
 
     def __init__(self, node: int, name: str) -> None:
         self._node = node

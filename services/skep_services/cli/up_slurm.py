@@ -16,7 +16,7 @@ from skep_services.cli.jobs import seconds
 from skep_services.cli.options import client_of, print_json, say
 from skep_services.supervisor.config import GPUS_MAX
 
-POOL = "slurm"
+FOLDER = "slurm"
 NODES_MAX = 1000
 USUAL = {"nodes_min": "1", "allocation_time": "4:00:00", "margin": "2m", "idle": "10m"}
 USUAL |= {"partition": "", "address": ""}
@@ -80,9 +80,9 @@ def run(arguments: Namespace) -> int:
     Raises:
         CommandError: It is asked for wrongly, there is no cluster, or no Slurm.
     """
-    from skep.slurm.pool import Limits
-    from skep_services.slurm_pool.keeper import Keeper
-    from skep_services.slurm_pool.queue import Queue, SlurmError
+    from skep.slurm.allocations import Limits
+    from skep_services.slurm_nodes.keeper import Keeper
+    from skep_services.slurm_nodes.queue import Queue, SlurmError
 
     limits = Limits(
         least=_count("--nodes-min", arguments.nodes_min, 0, NODES_MAX),
@@ -100,9 +100,9 @@ def run(arguments: Namespace) -> int:
         text = "nodes elsewhere need a cluster of real machines: skep server init, skep server run"
         raise CommandError(exits.FAILED, f"{text}; its folder is --home DIR")
     client.get("/v1/nodes")
-    folder = Path(client.target.folder, POOL)
+    folder = Path(client.target.folder, FOLDER)
     (folder / "checkpoints").mkdir(mode=0o700, parents=True, exist_ok=True)
-    inside = [sys.executable, "-m", "skep_services.slurm_pool.inside", str(folder)]
+    inside = [sys.executable, "-m", "skep_services.slurm_nodes.inside", str(folder)]
     inside += ["--device", arguments.device or "cuda", "--gpus", str(limits.gpus)]
     inside += ["--gpu-type", arguments.gpu_type] if arguments.gpu_type else []
     inside += ["--address", arguments.address] if arguments.address else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skep.slurm.pool import Allocation, Do, Limits, Node, decide
+from skep.slurm.allocations import Allocation, Do, Limits, Node, decide
 
 LIMITS = Limits(least=1, most=3, gpus=4, margin_s=60, idle_s=30)
 

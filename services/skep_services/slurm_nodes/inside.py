@@ -1,4 +1,4 @@
-"""`python -m skep_services.slurm_pool.inside`: a node of Skep in an allocation of Slurm's.
+"""`python -m skep_services.slurm_nodes.inside`: a node of Skep in an allocation of Slurm's.
 
 It waits for its token in the folder that it shares with the keeper, joins, and runs the agent. When
 Slurm ends it, or the keeper hands it back, it ends the jobs that are left, which store themselves
@@ -17,7 +17,7 @@ import time
 from argparse import ArgumentParser
 from pathlib import Path
 
-from skep.slurm.pool import PREFIX
+from skep.slurm.allocations import PREFIX
 from skep_services.servers import nodejoin, noderun
 from skep_services.servers.address import AddressError, parse_invitation
 from skep_services.servers.files import FilesError

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skep.slurm.pool import Allocation, Limits, Node, decide
+from skep.slurm.allocations import Allocation, Limits, Node, decide
 from skep_services.cli import exits
 from skep_services.cli.changes import outcome_of
 from skep_services.cli.client import Client, quote
 from skep_services.cli.exits import CommandError
-from skep_services.slurm_pool.queue import Queue, SlurmError
+from skep_services.slurm_nodes.queue import Queue, SlurmError
 
 LOOK_EVERY_S = 2.0
 TOKEN_MINUTES = 10.0

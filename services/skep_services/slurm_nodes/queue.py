@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 from skep.slurm import values
+from skep.slurm.allocations import Allocation
 from skep.slurm.options import RefusedError
-from skep.slurm.pool import Allocation
 
 ANSWER_WITHIN_S = 60.0
 SHIM = "Made by `skep slurm install`."
