@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import commands, lives, pages, rights, variables
+from tools.reference import commands, lives, pages, rights, slurm, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -28,6 +28,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "policies.md": pages.policies,
     "reasons.md": pages.reason_codes,
     "rights.md": rights.text,
+    "slurm.md": slurm.text,
     "streams.md": pages.streams,
 }
 VARIABLES = "variables.md"

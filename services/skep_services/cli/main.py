@@ -75,6 +75,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),
+        "slurm": (
+            "slurm",
+            "install | sbatch | srun | squeue | scancel | sinfo | sacct | scontrol: as of Slurm",
+        ),
     },
     "searches": {
         "search": (

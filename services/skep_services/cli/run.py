@@ -123,9 +123,14 @@ def run_run(arguments: Namespace) -> int:
         return exits.FAILED if result["accepted"] is False else exits.OK
     job = str(result["job"])
     say(f"{job} {tree['name']} submitted")
+    end_on_signals()
+    return attached(client, job, arguments)
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM and SIGHUP cancel the attached job, as an interrupt does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
-    return attached(client, job, arguments)
 
 
 def spec_of(arguments: Namespace) -> dict[str, Any]:

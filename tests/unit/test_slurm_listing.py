@@ -1,0 +1,116 @@
+"""Listings as Slurm prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skep.slurm import listing, states, values
+from skep.slurm.options import RefusedError
+
+SECOND = 10**9
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {
+        "job": "j17",
+        "name": "a-long-name",
+        "vc": "default",
+        "state": "running",
+        "priority": 3,
+        "gpus": 4,
+        "workers": 2,
+        "place": "node-1:0,1 node-2:0,1",
+        "submitted_at": 0,
+        "started_at": 10 * SECOND,
+        "ended_at": None,
+        "why": "best-fit-one-node",
+        "owner": "",
+    } | more
+
+
+def record(**more: Any) -> listing.Record:
+    return listing.job_record(row(**more), "ada", 75 * SECOND, lambda at: f"T{at // SECOND}")
+
+
+def squeue(text: str, *records: listing.Record) -> list[str]:
+    parts = listing.columns(text, listing.JOB_LETTERS)
+    return [listing.line(parts, None), *(listing.line(parts, each) for each in records)]
+
+
+def test_squeue_has_slurms_columns() -> None:
+    waiting = record(state="queued", place="", started_at=None, why="waits-for-gpus")
+    # Slurm 22.05 prints the first line and columns of these widths.
+    assert squeue(listing.SQUEUE, record(), waiting) == [
+        "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)",
+        "                17   default a-long-n      ada  R       1:05      2 node-1,node-2",
+        "                17   default a-long-n      ada PD       0:00      2 (Resources)",
+    ]
+
+
+def test_formats_have_widths_and_texts_between() -> None:
+    assert squeue("%i|%5j|%.5T|%M", record()) == ["JOBID|NAME |STATE|TIME", "17|a-lon|RUNNI|1:05"]
+    parts = listing.named_columns("JobID:6,Name:.8,State")
+    assert listing.line(parts, record()) == "17    a-long-nRUNNING             "
+
+
+@pytest.mark.parametrize("text", ["%y", "%.8y %i"])
+def test_letters_that_are_not_there_are_refused(text: str) -> None:
+    with pytest.raises(RefusedError, match="Invalid job format specification: %y"):
+        listing.columns(text, listing.JOB_LETTERS)
+
+
+def test_sacct_cuts_fields_with_a_plus_and_has_a_parsable_form() -> None:
+    whole = record(state="failed", ended_at=75 * SECOND, spec={}, attempts=[exits(15, 3)])
+    parts = listing.sacct_columns("jobid,jobname,state,exitcode")
+    assert listing.sacct_line(parts, None, "", last=False) == (
+        "JobID           JobName      State ExitCode "
+    )
+    assert listing.sacct_line(parts, whole, "", last=False) == (
+        "17           a-long-na+     FAILED      3:0 "
+    )
+    assert listing.sacct_line(parts, whole, "|", last=True) == "17|a-long-name|FAILED|3:0|"
+    (wide,) = listing.sacct_columns("JobName%30")
+    assert wide[1] == 30
+    with pytest.raises(RefusedError, match='Invalid field requested: "Colour"'):
+        listing.sacct_columns("JobID,Colour")
+
+
+def exits(signal: int, code: int) -> dict[str, Any]:
+    """The first process ended with a code, the other was ended because of that."""
+    told = [{"rank": 0, "code": code}, {"rank": 1, "code": -signal}]
+    return {"attempt": 1, "members": [{"exits": told}]}
+
+
+def test_tasks_of_arrays_have_slurms_numbers() -> None:
+    assert values.job_id("17_3") == "j17[3]"
+    for bad in ("17_", "_3", "17_x", "job"):
+        with pytest.raises(RefusedError, match="Invalid job id specified"):
+            values.job_id(bad)
+    tasks = [record(job=f"j2{n}", task=f"j17[{n}]") for n in (10, 3)]
+    records = [record(job="j9"), *tasks]
+    listed = [each["id"] for each in sorted(records, key=listing.order_of)]
+    assert listed == ["9", "17_3", "17_10"]
+
+
+def test_states_are_slurms() -> None:
+    assert states.job_state("failed", "time-limit") == ("TIMEOUT", "TO")
+    assert states.job_state("failed", "exited-nonzero") == ("FAILED", "F")
+    assert states.reason("held-by-policy") == "held-by-policy"
+    assert [states.node_state("up", 4, free) for free in (4, 1, 0)] == ["idle", "mix", "alloc"]
+    assert states.node_state("lost", 4, 4) == "down*"
+
+
+@pytest.mark.parametrize(
+    "seconds, short, full",
+    [
+        (5, "0:05", "00:00:05"),
+        (3723, "1:02:03", "01:02:03"),
+        (93784, "1-02:03:04", "1-02:03:04"),
+        (None, "UNLIMITED", "UNLIMITED"),
+    ],
+)
+def test_lengths_of_time(seconds: int | None, short: str, full: str) -> None:
+    assert listing.clock(seconds) == short
+    assert listing.clock_full(seconds) == full
