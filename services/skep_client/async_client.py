@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 
@@ -328,8 +328,17 @@ class AsyncClient:
             calls.ask_trial(search, params, calls.new_key(key), outside=outside)
         )
 
-    async def tell_trial(self, search: str, trial: int, **told: Any) -> TrialTold:
-        """Say how a trial goes that runs outside: `step=`, `value=`, `over=`."""
+    async def tell_trial(
+        self,
+        search: str,
+        trial: int,
+        *,
+        step: int = 0,
+        value: float | None = None,
+        over: Literal["", "done", "failed"] = "",
+    ) -> TrialTold:
+        """Say how a trial goes that runs outside: the metric after so many steps, or its end."""
+        told = {"step": step, "value": value, "over": over}
         return await self._call(calls.tell_trial(search, trial, told))
 
     async def demote_trial(self, search: str, trial: int) -> TrialTold:

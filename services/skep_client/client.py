@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 
@@ -320,8 +320,17 @@ class Client:
         """Add a trial to a search whose sampler is a client; `outside`: it runs elsewhere."""
         return self._call(calls.ask_trial(search, params, calls.new_key(key), outside=outside))
 
-    def tell_trial(self, search: str, trial: int, **told: Any) -> TrialTold:
-        """Say how a trial goes that runs outside: `step=`, `value=`, `over=`."""
+    def tell_trial(
+        self,
+        search: str,
+        trial: int,
+        *,
+        step: int = 0,
+        value: float | None = None,
+        over: Literal["", "done", "failed"] = "",
+    ) -> TrialTold:
+        """Say how a trial goes that runs outside: the metric after so many steps, or its end."""
+        told = {"step": step, "value": value, "over": over}
         return self._call(calls.tell_trial(search, trial, told))
 
     def demote_trial(self, search: str, trial: int) -> TrialTold:
