@@ -407,3 +407,176 @@ class Near(msgspec.Struct, frozen=True, kw_only=True):
     """A sentence for each limit of which a tenant uses four fifths or more."""
 
     near: list[str]
+
+
+class Cells(msgspec.Struct, frozen=True, kw_only=True):
+    """The trees of cells by chain."""
+
+    chains: list[dict[str, Any]]
+    alarms: list[Any]
+
+
+class CellsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What other cells would mean for the jobs that run."""
+
+    jobs: list[dict[str, Any]]
+    vcs: list[dict[str, Any]]
+
+
+class Fair(msgspec.Struct, frozen=True, kw_only=True):
+    """What the people of virtual clusters used, and what they may have."""
+
+    vcs: list[dict[str, Any]]
+
+
+class Windows(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that are kept free for a time."""
+
+    windows: list[dict[str, Any]]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time and jobs, as a table."""
+
+    at: int
+    report: dict[str, Any]
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a job went."""
+
+    job: str
+    shares: tuple[dict[str, Any], ...] = ()
+    spans: tuple[dict[str, Any], ...] = ()
+
+
+class BlameList(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of the jobs of virtual clusters went."""
+
+    at: int
+    vcs: list[dict[str, Any]]
+
+
+class PromiseList(msgspec.Struct, frozen=True, kw_only=True):
+    """Deadlines of jobs, and how many were kept."""
+
+    promises: list[dict[str, Any]]
+    total: int
+    totals: dict[str, dict[str, int]]
+
+
+class Trials(msgspec.Struct, frozen=True, kw_only=True):
+    """What was tried of running jobs, and how it was judged."""
+
+    trials: list[dict[str, Any]]
+    total: int
+    totals: Any
+    forgotten: int
+    following: Any
+    probes: Any
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How often estimates held."""
+
+    estimates: list[dict[str, Any]]
+    left_out: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of models."""
+
+    models: list[dict[str, Any]]
+    left_out: int = 0
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """It is kept, and is done soon."""
+
+    accepted: bool
+    repeated: bool = False
+
+
+class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway takes the caller for."""
+
+    name: str
+    person: str
+    operator: bool
+    vc: str
+    roles: Any
+    source: str
+    full_name: str = ""
+    token: dict[str, Any] | None = None
+
+
+class People(msgspec.Struct, frozen=True, kw_only=True):
+    """The people that the caller may know of."""
+
+    people: list[dict[str, Any]]
+
+
+class TokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens, without their texts."""
+
+    tokens: list[dict[str, Any]]
+
+
+class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A token. Its `text` is in this answer, and nowhere else."""
+
+    token: str
+    person: str
+    name: str
+    expires_at: int
+    text: str
+
+
+class JoinTokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens by which nodes and servers join, without their texts."""
+
+    join_tokens: list[dict[str, Any]]
+
+
+class Secret(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret, without its value."""
+
+    scope: str
+    owner: str
+    name: str
+
+
+class SecretList(msgspec.Struct, frozen=True, kw_only=True):
+    """The secrets of an owner, without their values."""
+
+    scope: str
+    owner: str
+    secrets: list[dict[str, Any]]
+
+
+class SecretKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What secrets are to be sealed to, in base64."""
+
+    key: str
+    places: Any
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes and servers that joined by a token."""
+
+    members: list[dict[str, Any]]
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of the audit log."""
+
+    lines: list[dict[str, Any]]
+    left_out: int
+    older: Any
+
+
+class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one logs in here."""
+
+    people: bool
+    oidc: dict[str, Any] | None

@@ -31,6 +31,7 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.report import Reports
@@ -285,6 +286,7 @@ class Gateway:
                 *limits.routes(),
                 *self.people.routes(),
                 *self.secrets.routes(),
+                *OpenApi().routes(),
             ]
         )
         return application
