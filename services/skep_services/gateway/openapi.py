@@ -72,6 +72,11 @@ def document() -> dict[str, Any]:
     """Return the document."""
     kinds = {**{_name(kind): kind for kind in _structs()}, "ErrorAnswer": ErrorAnswer}
     _, schemas = msgspec.json.schema_components(kinds.values(), ref_template=SCHEMAS + "{name}")
+    # A search gives its trials a name and its own VC.
+    schemas["SearchJob"] = {
+        key: each for key, each in schemas["JobSpec"].items() if key != "required"
+    }
+    schemas["SearchSpec"]["properties"]["job"] = {"$ref": SCHEMAS + "SearchJob"}
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, schemas)

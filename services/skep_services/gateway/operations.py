@@ -46,7 +46,7 @@ Schema = dict[str, Any]
 FLAG: Schema = {"type": "integer", "enum": [0, 1], "default": 0}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NAME: Schema = {"type": "string", "pattern": NAME_PATTERN.replace("(?!\\n)", "")}
-TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
+TEXT: Schema = {"type": "string"}
 DAY: Schema = {"type": "string", "format": "date"}
 
 
@@ -97,9 +97,7 @@ KEY = Parameter(
 LAST_EVENT = Parameter(
     "Last-Event-ID", {"type": "string"}, "Go on after this event: what a client had last.", "header"
 )
-WAIT = Parameter(
-    "timeout_s", {**COUNT, "maximum": WAIT_S_MAX}, "How long `wait` waits at most (seconds)."
-)
+WAIT = Parameter("timeout_s", COUNT, f"How long it waits (seconds), {WAIT_S_MAX} at most.")
 
 PATH: dict[str, Schema] = {
     "job": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
@@ -290,7 +288,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "List stored events, or with `follow` every further one as server-sent events.",
         answers.EventList,
         VC,
-        Parameter("job", PATH["job"], "Only events of this job."),
+        Parameter("job", TEXT, "Only events of this job; empty: of all."),
         Parameter("since", COUNT, "Only events after this one."),
         LIMIT,
         Parameter("follow", FLAG, "Go on with what happens, as text/event-stream."),
