@@ -142,9 +142,9 @@ class Jobs:
         """
         job = await self.job(request)
         until = request.query.get("wait", "")
+        timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
         if until:
             reached = self._reached(request, until)
-            timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
             caller, name = caller_of(request), job.row.job
             await self._watch.until(name, lambda: reached(self._by_id(caller, name)), timeout_s)
             job = self._by_id(caller, name)

@@ -36,7 +36,7 @@ from skep_services.gateway.jobs import ORDERS, WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody
-from skep_services.gateway.promises import OUTCOMES
+from skep_services.gateway.promises import NEWEST, OUTCOMES
 from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
 from skep_services.gateway.submit import KEY_MAX
@@ -47,7 +47,7 @@ FLAG: Schema = {"type": "integer", "enum": [0, 1], "default": 0}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NAME: Schema = {"type": "string", "pattern": NAME_PATTERN.replace("(?!\\n)", "")}
 TEXT: Schema = {"type": "string"}
-DAY: Schema = {"type": "string", "format": "date"}
+DAY: Schema = {"type": "string", "pattern": r"^$|^\d{4}-\d{2}-\d{2}$"}
 
 
 def one_of(*words: str) -> Schema:
@@ -415,8 +415,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "List the deadlines of jobs.",
         answers.PromiseList,
         VC,
-        Parameter("outcome", one_of(*OUTCOMES), "Only those that came to this."),
-        Parameter("order", one_of("newest"), "The last ones first."),
+        Parameter("outcome", one_of("", *OUTCOMES), "Only those that came to this."),
+        Parameter("order", one_of("", NEWEST), "The last ones first."),
         LIMIT,
         errors=(400, 404),
     ),
@@ -426,8 +426,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.Trials,
         VC,
         Parameter("job", TEXT, "Only of this job."),
-        Parameter("kind", one_of(*Kind), "Only of this kind."),
-        Parameter("verdict", one_of(*VERDICTS), "Only with this verdict."),
+        Parameter("kind", one_of("", *Kind), "Only of this kind."),
+        Parameter("verdict", one_of("", *VERDICTS), "Only with this verdict."),
         LIMIT,
         errors=(400, 404),
     ),
@@ -501,8 +501,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             "window": {
                 "name": "course",
                 "nodes": ["node-1"],
-                "begins": "2026-11-30T08:00:00Z",
-                "ends": "2026-11-30T10:00:00Z",
+                "begins": 1_796_025_600_000_000_000,
+                "ends": 1_796_032_800_000_000_000,
             }
         },
         errors=(404,),
@@ -540,7 +540,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Grant or revoke a role.",
         answers.Accepted,
         RoleBody,
-        example={"person": "ann", "role": "member", "vc": "nlp"},
+        example={"person": "ann", "role": "user", "vc": "nlp"},
         errors=(404, 408),
     ),
     ("POST", "/v1/group-roles"): post(
@@ -548,7 +548,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Set the roles that a person's groups give it.",
         answers.Accepted,
         GroupRolesBody,
-        example={"person": "ann", "roles": {"nlp": "member"}},
+        example={"person": "ann", "roles": {"nlp": "user"}},
         errors=(404, 408),
     ),
     ("GET", "/v1/tokens"): get(
