@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.support.embedded import Embedded, until
 pytestmark = pytest.mark.e2e
 
 JOBS = Path(__file__).parent / "jobs"
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "examples" / "client.ipynb"
 DEADLINE_S = 120.0
 ON_CLUSTER = {
     *(
@@ -230,3 +232,17 @@ def test_events_go_on_after_the_gateway_was_killed(cluster: Embedded, client: Cl
     numbers = [event.seq for event in seen]
     assert numbers == sorted(set(numbers))
     assert [event.job for event in seen if event.kind == "job-ended"] == [before, after]
+
+
+def test_the_notebook_runs(cluster: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells run one after another, as a kernel would run them."""
+    monkeypatch.setenv("SKEP_HOME", str(cluster.home))
+    monkeypatch.delenv("SKEP_API", raising=False)
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    known: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            exec(compile(source, f"cell {number}", "exec"), known)
+            assert cell["outputs"] == [], "what it printed is no part of the repository"
+    assert known["ends"] == ["succeeded"] * 3

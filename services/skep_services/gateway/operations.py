@@ -540,7 +540,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Grant or revoke a role.",
         answers.Accepted,
         RoleBody,
-        example={"person": "ann", "role": "user", "vc": "nlp"},
+        example={"person": "ann", "role": "submitter", "vc": "nlp"},
         errors=(404, 408),
     ),
     ("POST", "/v1/group-roles"): post(
@@ -548,7 +548,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Set the roles that a person's groups give it.",
         answers.Accepted,
         GroupRolesBody,
-        example={"person": "ann", "roles": {"nlp": "user"}},
+        example={"person": "ann", "roles": {"nlp": "submitter"}},
         errors=(404, 408),
     ),
     ("GET", "/v1/tokens"): get(
@@ -654,7 +654,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         JoinBody,
         status=201,
         example={
-            "token": "abcdefgh",
+            "token": "abcdefgh2345",
             "secret": "...",
             "node": "node-3",
             "key": "U" + "A" * 55,
