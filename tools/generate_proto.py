@@ -1,4 +1,4 @@
-"""Generate `proto/` from the code: JSON Schemas, an AsyncAPI document and example messages.
+"""Generate `proto/` from the code: JSON Schemas, AsyncAPI, OpenAPI and example messages.
 
 python -m tools.generate_proto           # write
 python -m tools.generate_proto --check   # exit 1 and name what differs
@@ -31,6 +31,7 @@ from skep.wire.search_facts import Request, SearchFact, SearchVerdict
 from skep.wire.spec import NOT_BUILT, JobSpec
 from skep.wire.trials import Trials
 from skep.wire.verdict import Verdict
+from skep_services.gateway import openapi
 from tools.proto_examples import ASKS, GROUPS, SPEC
 from tools.proto_search import SEARCH_REQUESTS, SEARCH_SPEC
 
@@ -99,6 +100,30 @@ PAYLOADS: dict[str, dict[str, Any]] = {
     "access-facts": _record("access-facts"),
 }
 """Payloads that are no message of their own, by channel."""
+
+SERVERS: dict[str, Any] = {
+    "bus": {
+        "host": "{host}:{port}",
+        "protocol": "nats",
+        "description": "The cluster's bus: NATS with JetStream."
+        " docs/how-to/submit-over-nats.md says how a client finds it.",
+        "variables": {
+            "host": {"default": "127.0.0.1", "description": "One of the bus's servers."},
+            "port": {"default": "4222", "description": "Its port for clients."},
+        },
+        "security": [
+            {
+                "type": "userPassword",
+                "description": "A service or a tenant, in a cluster of files.",
+            },
+            {
+                "type": "asymmetricEncryption",
+                "description": "A person, or a node that joined: an nkey with its JWT.",
+            },
+        ],
+    }
+}
+"""Where the subjects are."""
 
 CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("submit", subjects.submit("{vc}"), "job-spec", "SUBMIT", "A tenant hands in a job."),
@@ -251,6 +276,7 @@ def documents() -> dict[str, str]:
     for name, union in UNIONS.items():
         made[f"{name}.schema.json"] = _text(_schema(union))
     made["asyncapi.json"] = _text(_asyncapi())
+    made["openapi.json"] = _text(openapi.document())
     made["examples/job-spec.json"] = _text(SPEC)
     made["asks.schema.json"] = _text(_schema(Wish))
     made["search-spec.schema.json"] = _text(_schema(SearchSpec))
@@ -327,6 +353,7 @@ def _asyncapi() -> dict[str, Any]:
             "description": "Every subject between Skep's processes and its clients.",
         },
         "defaultContentType": "application/json",
+        "servers": SERVERS,
         "channels": channels,
         "operations": operations,
     }

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 LINE_COLUMNS_MAX = 100
 
-PACKAGES = {"libs": ("skep", "skep_job", "skep_lab", "skep_ps"), "services": ("skep_services",)}
+PACKAGES = {
+    "libs": ("skep", "skep_job", "skep_lab", "skep_ps"),
+    "services": ("skep_client", "skep_services"),
+}
 MAY_IMPORT = {
     "libs/": (),
     "services/": (),

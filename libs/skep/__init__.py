@@ -1,3 +1,26 @@
-"""Skep's pure half: what is decided, from what is known. No clock, no input, no output."""
+"""Skep's pure half: what is decided, from what is known. No clock, no input, no output.
+
+`skep.Client` and `skep.AsyncClient`, which do input and output, are of the package `skep_client`.
+They are imported when they are first asked for, so that what decides never has them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.2.0"
+
+_OF_THE_CLIENT = ("AsyncClient", "Client", "SkepError")
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the client library.
+
+    Raises:
+        AttributeError: It has no such name.
+    """
+    if name in _OF_THE_CLIENT:
+        return getattr(import_module("skep_client"), name)
+    text = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(text)

@@ -28,6 +28,9 @@ def test_times_are_seconds_and_trials_are_the_vcs_jobs() -> None:
     [
         ({"metrik": "x"}, "$.metrik", Reason.UNKNOWN_KEY, "did you mean `metric`?"),
         ({"budget": {}}, "$.budget.trials", Reason.MISSING_KEY, ""),
+        ({"vc": ""}, "$.vc", Reason.BAD_VALUE, ""),
+        ({"vc": "two words"}, "$.vc", Reason.BAD_VALUE, ""),
+        ({"name": ""}, "$.name", Reason.BAD_VALUE, ""),
         ({"budget": {"trials": 0}}, "$.budget.trials", Reason.BAD_VALUE, ""),
         ({"job": {"script": "a.py", "gpu": 1}}, "$.job.gpu", Reason.UNKNOWN_KEY, ""),
         ({"job": {"script": "a.py", "vc": "cv"}}, "$.job.vc", Reason.WRONG_VC, "leave it out"),

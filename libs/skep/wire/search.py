@@ -182,10 +182,10 @@ def parse_search_tree(tree: Any, path: str = "$") -> SearchSpec | list[Problem]:
         return [Problem(path=path, reason=Reason.WRONG_TYPE, text=text)]
     job, wrong = _job(tree)
     problems = [*shape_problems(_Open, {k: v for k, v in tree.items() if k != "job"}, path)]
-    problems += [msgspec.structs.replace(each, path=f"{path}.job{each.path[1:]}") for each in wrong]
+    problems += [msgspec.structs.replace(each, path=f"{path}{each.path[1:]}") for each in wrong]
     problems += _space_shape(tree.get("space"), path)
     if problems or job is None:
-        return problems[:PROBLEMS_MAX]
+        return list(dict.fromkeys(problems))[:PROBLEMS_MAX]
     plain = {key: value for key, value in tree.items() if key != "job"}
     whole = {**plain, "job": msgspec.to_builtins(job)}
     spec = convert_unbounded(whole, SearchSpec)
@@ -280,7 +280,7 @@ _Open = msgspec.defstruct("_Open", list(_open_fields()), bases=(_Part,), frozen=
 
 
 def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
-    """Return the trials' job, or what is wrong with it, with paths inside it."""
+    """Return the trials' job, or what is wrong with it, with paths inside the search."""
     given = tree.get("job")
     if "job" not in tree:
         return None, [Problem(path="$", reason=Reason.MISSING_KEY, text="`job` is required")]
@@ -292,14 +292,14 @@ def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
         return None, [Problem(path="$.array", reason=Reason.BAD_VALUE, text=text)]
     if isinstance(parsed, JobSpec):
         return parsed, []
-    # What is wrong with the search's own name and VC is told there.
-    own = [
-        each
-        for each in parsed
-        if each.path[2:] not in {"name", "vc"}
-        or (isinstance(tree.get("job"), dict) and each.path[2:] in tree["job"])
-    ]
-    return None, own
+    inside, own = [], []
+    for each in parsed:
+        lent = each.path[2:] in {"name", "vc"} and each.path[2:] not in tree["job"]
+        if not lent:
+            inside.append(msgspec.structs.replace(each, path=f"$.job{each.path[1:]}"))
+        elif each.path[2:] in tree:  # A key that is missing is told of with the search's others.
+            own.append(each)
+    return None, inside or own
 
 
 def _space_shape(space: Any, path: str) -> Iterator[Problem]:

@@ -40,6 +40,8 @@ OPEN_PATHS = (
     "/v1/login/provider",
     "/v1/join",
     "/v1/renew",
+    "/v1/openapi.json",
+    "/v1/docs",
 )
 """What answers without a token: nothing there names a job or a tenant's secret. To log in, to join
 and to renew one shows something else."""
@@ -203,6 +205,8 @@ def middleware(
         except web.HTTPException as error:
             status = error.status
             response = json_response(_http_error(request, error), status)
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         except (ConnectionError, asyncio.CancelledError):
             status = 499  # The client went away; the number is what nginx calls it.
             raise

@@ -148,30 +148,34 @@ class Jobs:
         """
         job = await self.job(request)
         until = request.query.get("wait", "")
+        timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
+        asked = number(request, "number", 0)
         if until:
-            reached = self._reached(request, until)
-            timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
+            reached = self._reached(until, asked)
             caller, name = caller_of(request), job.row.job
             await self._watch.until(name, lambda: reached(self._by_id(caller, name)), timeout_s)
             job = self._by_id(caller, name)
         return json_response(await self._whole(job, caller_of(request)))
 
     @staticmethod
-    def _reached(request: web.Request, until: str) -> Callable[[Job], bool]:
+    def _reached(until: str, asked: int) -> Callable[[Job], bool]:
         """Return the test of whether a job is as a request waits for.
 
+        Args:
+            until: What the request waits for.
+            asked: The number of the request for a change that `asked` waits for.
+
         Raises:
-            ApiError: `until` is not started, ended or asked, or `number` is no number (400).
+            ApiError: `until` is not started, ended or asked (400).
         """
         match until:
             case "started" | "ended":
                 states = STARTED if until == "started" else ENDED
                 return lambda job: job.row.state in states
             case "asked":
-                sequence = number(request, "number", 0)
                 return lambda job: (
                     job.row.state in ENDED
-                    or any(one.number == sequence and one.result is not None for one in job.asks)
+                    or any(one.number == asked and one.result is not None for one in job.asks)
                 )
             case _:
                 raise ApiError(400, Reason.BAD_VALUE, "`wait` is one of started, ended, asked")
@@ -361,7 +365,10 @@ class Jobs:
 
     def _active(self, choice: Choice) -> list[Job]:
         listed = choice.test()
-        return [job for job in self._indexer.fold.active.values() if listed(job.row)]
+        found = [job for job in self._indexer.fold.active.values() if listed(job.row)]
+        if choice.tasks or choice.array:
+            return found
+        return [job for job in found if not arrays.is_task(job)]
 
     async def _whole(self, job: Job, caller: Caller) -> dict[str, Any]:
         self._drafts.estimates.refresh(job.row.vc)

@@ -24,6 +24,7 @@ from skep_services.gateway.scopes import tenant
 from skep_services.gateway.trials import meant
 
 LIMIT = 1_000
+NEWEST = "newest"
 OUTCOMES = ("open", "kept", "broken")
 
 
@@ -60,7 +61,7 @@ class Promises:
 
         Raises:
             ApiError: The VC is another tenant's (403), there is no such VC (404), or no such
-                outcome (400).
+                outcome or order (400).
         """
         fold, wanted = self._indexer.fold, tenant(request)
         vc, outcome = request.query.get("vc", ""), request.query.get("outcome", "")
@@ -76,8 +77,10 @@ class Promises:
             for job, pledged in _pledged(fold)
             if (not wanted or job.row.vc == wanted) and (not outcome or pledged.outcome == outcome)
         ]
-        newest = request.query.get("order", "") == "newest"
-        found.sort(key=lambda row: (row["due"], row["job"]), reverse=newest)
+        order = request.query.get("order", "")
+        if order not in ("", NEWEST):
+            raise ApiError(400, Reason.BAD_VALUE, f"`order` is `{NEWEST}`, or is left out")
+        found.sort(key=lambda row: (row["due"], row["job"]), reverse=order == NEWEST)
         totals = {
             name: dict(zip(("made", "kept", "broken"), counts, strict=True))
             for name, counts in sorted(fold.promises.items())

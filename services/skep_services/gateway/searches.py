@@ -284,10 +284,10 @@ class Searches:
         """
         search, end = self._search(request)
         until = request.query.get("wait", "")
+        timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
         if until not in ("", "over"):
             raise ApiError(400, Reason.BAD_VALUE, "`wait` is `over`")
         if until and end is None:
-            timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
             name = search.search
             await self._watch.until(name, lambda: name in self._view.over, timeout_s)
             search, end = self._search(request)

@@ -48,6 +48,8 @@ FULL_RETRY_S = 10.0
 """When a full SUBMIT may have room again: admission looks at its size that often (ADR 0170)."""
 KEY_MAX = 256
 """An idempotency key is remembered for ever, so it may not be a document."""
+TOLD_MAX = 1_000
+"""Answers on searches that are kept for requests that are repeated, some 500 bytes each."""
 
 NO_RIGHT = (Reason.NO_ROLE, Reason.ROLE_TOO_LOW, Reason.NOT_ITS_OWNER, Reason.PERSON_DISABLED)
 """Refusals of admission that are about the person and not about what it asks."""
@@ -105,6 +107,8 @@ class Submitter:
         """Stops at a spec of a VC whose code is not there; set by what keeps code."""
         self._pending: dict[str, Pending] = {}
         self._of_searches: dict[str, Pending] = {}
+        self._told: dict[tuple[int, str, str], SearchVerdict] = {}
+        """What was answered lately on searches, by the request's number, VC and person."""
         self._asked = 0
 
     async def listen(self) -> None:
@@ -270,12 +274,19 @@ class Submitter:
         try:
             subject = subjects.search(vc, caller.person)
             number = await self._publish(subject, request, key, headers)
+            asked = (number, vc, caller.person)
 
             def decided() -> SearchVerdict | None:
-                return pending.about_search or known(number, key)
+                # What the bus takes for a repetition comes to no service again.
+                return pending.about_search or self._told.get(asked) or known(number, key)
 
             await self._watch.until(inbox, lambda: decided() is not None, VERDICT_TIMEOUT_S)
-            return decided()
+            verdict = decided()
+            if verdict is not None:
+                self._told[asked] = verdict
+                if len(self._told) > TOLD_MAX:
+                    del self._told[next(iter(self._told))]
+            return verdict
         finally:
             del self._pending[inbox], self._of_searches[inbox]
 

@@ -1,0 +1,50 @@
+"""The client library: `Client`, `AsyncClient`, what they return, and what goes wrong.
+
+It is reached as `skep.Client` and `skep.AsyncClient`, too. The types of specs are `skep.wire`'s.
+"""
+
+from __future__ import annotations
+
+from skep.wire.search import SearchSpec
+from skep.wire.spec import JobSpec
+from skep_client.async_client import AsyncClient
+from skep_client.client import Client
+from skep_client.errors import (
+    BadAnswerError,
+    BadCallError,
+    ChangeFailedError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NoClusterError,
+    NotFoundError,
+    NotInTimeError,
+    RefusedError,
+    SkepError,
+    TooManyError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreachableError,
+)
+
+__all__ = [
+    "AsyncClient",
+    "BadAnswerError",
+    "BadCallError",
+    "ChangeFailedError",
+    "Client",
+    "ConflictError",
+    "ForbiddenError",
+    "InvalidError",
+    "JobSpec",
+    "NoClusterError",
+    "NotFoundError",
+    "NotInTimeError",
+    "RefusedError",
+    "SearchSpec",
+    "SkepError",
+    "TooManyError",
+    "UnauthorizedError",
+    "UnavailableError",
+    "UnreachableError",
+]

@@ -1,0 +1,318 @@
+"""The gateway's API as values: what is asked, and what the answer is. Nothing is sent here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from skep.wire.changes import (
+    AskCheckpoint,
+    AskMigrate,
+    AskPack,
+    AskPriority,
+    AskResize,
+    AskResume,
+    AskSuspend,
+    AskUnpack,
+)
+from skep.wire.search import SearchSpec
+from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
+from skep_client.errors import BadCallError
+from skep_services.cli.client import is_header_text, query, quote
+from skep_services.gateway.answers import (
+    Cancelled,
+    ChangeTaken,
+    Curve,
+    EventList,
+    GpuList,
+    Health,
+    JobDetail,
+    JobList,
+    NodeList,
+    Plan,
+    SearchBegun,
+    SearchCancelled,
+    SearchDetail,
+    SearchList,
+    Submitted,
+    Trace,
+    TrialAsked,
+    TrialTold,
+    VcList,
+    VcUsage,
+    Why,
+)
+
+ANSWER_S = 30.0
+"""The gateway gives up on the bus after 10 s; three times that is a gateway that hangs."""
+POLL_S = 30
+"""How long one request waits at the gateway: below what proxies allow."""
+
+Result = TypeVar("Result")
+
+
+class HasJob(Protocol):
+    """What has a job's id: rows, details, and what `submit` returned."""
+
+    @property
+    def job(self) -> str: ...
+
+
+JobLike = str | HasJob
+"""A job: its id (`j17`), its name if no other job of the caller has it, or what has its id."""
+Spec = JobSpec | Mapping[str, Any]
+"""A job's spec: the struct, or the keys of a spec file."""
+ChangeAsk = (
+    AskSuspend
+    | AskResume
+    | AskCheckpoint
+    | AskMigrate
+    | AskResize
+    | AskPack
+    | AskUnpack
+    | AskPriority
+)
+
+
+class Call(msgspec.Struct, Generic[Result], frozen=True, kw_only=True):
+    """One request. `answer` is the type of its answer; `wait_s` bounds each wait for it."""
+
+    method: str
+    path: str
+    answer: type[Result]
+    body: bytes | None = None
+    headers: dict[str, str] = {}
+    wait_s: float = ANSWER_S
+
+
+def job_name(job: JobLike) -> str:
+    """Return the id or name of a job.
+
+    Raises:
+        BadCallError: It is neither.
+    """
+    name = job if isinstance(job, str) else getattr(job, "job", None)
+    if not isinstance(name, str) or not name:
+        text = f"not a job: {job!r:.80} (give its id, such as 'j17', or its name)"
+        raise BadCallError(text)
+    return name
+
+
+def of_job(job: JobLike, rest: str = "") -> str:
+    """Return the path of a job, or of something of it."""
+    return f"/v1/jobs/{quote(job_name(job))}{rest}"
+
+
+def new_key(key: str | None) -> str:
+    """Return an idempotency key: the one given, or a new one.
+
+    Raises:
+        BadCallError: It cannot be sent.
+    """
+    if key is None:
+        return os.urandom(16).hex()
+    if not key or not is_header_text(key):
+        text = "a key has printable ASCII characters, at least one"
+        raise BadCallError(text)
+    return key
+
+
+def encoded(value: Any, what: str) -> bytes:
+    """Return a value as JSON.
+
+    Args:
+        what: What the value is called in the error.
+
+    Raises:
+        BadCallError: It is no JSON, or larger than a spec may be.
+    """
+    try:
+        body = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        text = f"{what} cannot be sent as JSON: {error}"
+        raise BadCallError(text) from None
+    if len(body) > SPEC_BYTES_MAX:
+        text = f"{what} has {len(body)} bytes; at most {SPEC_BYTES_MAX} are accepted"
+        raise BadCallError(text)
+    return body
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+def submit(spec: Spec, key: str) -> Call[Submitted]:
+    """Submit a job."""
+    return Call(
+        method="POST",
+        path="/v1/jobs",
+        answer=Submitted,
+        body=encoded(spec, "the spec"),
+        headers={"Idempotency-Key": key},
+    )
+
+
+def plan(spec: Spec) -> Call[Plan]:
+    """Ask what would become of a spec."""
+    return Call(method="POST", path="/v1/plan", answer=Plan, body=encoded(spec, "the spec"))
+
+
+def jobs(**wanted: Any) -> Call[JobList]:
+    """List jobs."""
+    return Call(method="GET", path=query("/v1/jobs", **wanted), answer=JobList)
+
+
+def job(name: JobLike) -> Call[JobDetail]:
+    """Ask for everything about a job."""
+    return Call(method="GET", path=of_job(name), answer=JobDetail)
+
+
+def job_once(
+    name: JobLike, until: str, timeout_s: int, number: int | None = None
+) -> Call[JobDetail]:
+    """Ask for a job once it is as `until` says, or after `timeout_s` seconds as it is."""
+    path = query(of_job(name), wait=until, timeout_s=timeout_s, number=number)
+    return Call(method="GET", path=path, answer=JobDetail, wait_s=ANSWER_S + timeout_s)
+
+
+def cancel(name: JobLike) -> Call[Cancelled]:
+    """Ask for a job's end."""
+    return Call(method="DELETE", path=of_job(name), answer=Cancelled)
+
+
+def change(ask: ChangeAsk) -> Call[ChangeTaken]:
+    """Ask for a change of a job."""
+    tree = msgspec.to_builtins(ask)
+    verb = tree.pop("ask")
+    tree.pop("job")
+    body = encoded(tree, "the request")
+    return Call(method="POST", path=of_job(ask.job, f"/{verb}"), answer=ChangeTaken, body=body)
+
+
+def why(name: JobLike, *, what_if: bool) -> Call[Why]:
+    """Ask why a job is where it is."""
+    path = query(of_job(name, "/why"), what_if=1 if what_if else None)
+    return Call(method="GET", path=path, answer=Why)
+
+
+def curve(name: JobLike) -> Call[Curve]:
+    """Ask for what a job said about its training."""
+    return Call(method="GET", path=of_job(name, "/curve"), answer=Curve)
+
+
+def trace(name: JobLike) -> Call[Trace]:
+    """Ask for the spans of a job."""
+    return Call(method="GET", path=of_job(name, "/trace"), answer=Trace)
+
+
+def events(**wanted: Any) -> Call[EventList]:
+    """Ask for stored events."""
+    return Call(method="GET", path=query("/v1/events", **wanted), answer=EventList)
+
+
+# --- searches ------------------------------------------------------------------------------------
+
+
+def _of_search(search: str, rest: str = "") -> str:
+    if not isinstance(search, str) or not search:
+        text = f"not a search: {search!r:.80} (give its id, such as 's4')"
+        raise BadCallError(text)
+    return f"/v1/searches/{quote(search)}{rest}"
+
+
+def begin_search(spec: SearchSpec | Mapping[str, Any], key: str) -> Call[SearchBegun]:
+    """Begin a search."""
+    return Call(
+        method="POST",
+        path="/v1/searches",
+        answer=SearchBegun,
+        body=encoded(spec, "the search"),
+        headers={"Idempotency-Key": key},
+    )
+
+
+def searches(**wanted: Any) -> Call[SearchList]:
+    """List searches."""
+    return Call(method="GET", path=query("/v1/searches", **wanted), answer=SearchList)
+
+
+def search(name: str, timeout_s: int | None = None) -> Call[SearchDetail]:
+    """Ask for a search, at once or when it is over or `timeout_s` seconds have passed."""
+    wait = None if timeout_s is None else "over"
+    path = query(_of_search(name), wait=wait, timeout_s=timeout_s)
+    return Call(method="GET", path=path, answer=SearchDetail, wait_s=ANSWER_S + (timeout_s or 0))
+
+
+def cancel_search(name: str) -> Call[SearchCancelled]:
+    """End a search."""
+    return Call(method="DELETE", path=_of_search(name), answer=SearchCancelled)
+
+
+def ask_trial(
+    name: str, params: Mapping[str, Any] | None, key: str, *, outside: bool
+) -> Call[TrialAsked]:
+    """Add a trial to a search."""
+    asked: dict[str, Any] = {} if params is None else {"params": dict(params)}
+    if outside:
+        asked["outside"] = True
+    return Call(
+        method="POST",
+        path=_of_search(name, "/trials"),
+        answer=TrialAsked,
+        body=encoded(asked, "the trial"),
+        headers={"Idempotency-Key": key},
+    )
+
+
+def tell_trial(name: str, trial: int, told: Mapping[str, Any]) -> Call[TrialTold]:
+    """Say how a trial goes that runs outside."""
+    path = _of_search(name, f"/trials/{trial:d}")
+    return Call(method="POST", path=path, answer=TrialTold, body=encoded(told, "what is told"))
+
+
+def rank_trial(name: str, trial: int, verb: str) -> Call[TrialTold]:
+    """Put a trial behind all others (`demote`), or among them again (`promote`)."""
+    path = _of_search(name, f"/trials/{trial:d}/{verb}")
+    return Call(method="POST", path=path, answer=TrialTold)
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+def nodes() -> Call[NodeList]:
+    """List the nodes."""
+    return Call(method="GET", path="/v1/nodes", answer=NodeList)
+
+
+def gpus() -> Call[GpuList]:
+    """List the GPUs."""
+    return Call(method="GET", path="/v1/gpus", answer=GpuList)
+
+
+def vcs() -> Call[VcList]:
+    """List the virtual clusters."""
+    return Call(method="GET", path="/v1/vcs", answer=VcList)
+
+
+def usage(vc: str) -> Call[VcUsage]:
+    """Ask for the cells of a virtual cluster."""
+    return Call(method="GET", path=f"/v1/vcs/{quote(vc)}/usage", answer=VcUsage)
+
+
+def health() -> Call[Health]:
+    """Ask whether every process is well."""
+    return Call(method="GET", path="/v1/health", answer=Health)
+
+
+def anything(path: str, wanted: Mapping[str, Any]) -> Call[Any]:
+    """Ask for any other answer, as JSON's own types.
+
+    Raises:
+        BadCallError: The path is none of the gateway's.
+    """
+    if not path.startswith("/v1/") or not path.isprintable() or any(c in path for c in " ?#"):
+        text = f"not a path of the API: {path!r:.80} (such as '/v1/report')"
+        raise BadCallError(text)
+    return Call(method="GET", path=query(path, **wanted), answer=Any)

@@ -1,0 +1,582 @@
+"""What the gateway answers, as structs: the OpenAPI document says it, and the client decodes it.
+
+Instants are wall-clock nanoseconds; None where something has not happened. Codes of reasons are
+text here: a client goes on when a newer gateway has a reason that the client does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from skep_services.gateway.rows import (
+    Asked,
+    Attempt,
+    Changing,
+    Estimate,
+    Event,
+    Pledged,
+    Row,
+    Spanned,
+)
+
+
+class Wrong(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with what was sent: where (`$.resources.gpus`), why, what to do."""
+
+    path: str = ""
+    reason: str = ""
+    text: str = ""
+    suggestion: str = ""
+
+
+class ErrorTold(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was refused: a stable code, one line for people, and every problem."""
+
+    reason: str
+    text: str
+    problems: tuple[Wrong, ...] = ()
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What every refusal has. `retry_after_s`: when the same request may be repeated (seconds)."""
+
+    error: ErrorTold
+    job: str | None = None
+    key: str | None = None
+    number: int | None = None
+    retry_after_s: float | None = None
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+class JudgedTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was answered to the deadline of a job. Instants are Unix nanoseconds."""
+
+    answer: str
+    why: str
+    due: int
+    text: str = ""
+    p50: int = 0
+    p90: int = 0
+    note: str = ""
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that the cluster keeps.
+
+    `accepted` is None while it is not judged. `repeated`: the same key was used before, and `job`
+    is the job of then.
+    """
+
+    job: str
+    accepted: bool | None
+    repeated: bool = False
+    judged: JudgedTold | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs, and how many there are without the limit."""
+
+    jobs: list[Row]
+    total: int
+
+
+class JobDetail(Row, kw_only=True, gc=True):
+    """Everything about a job. `spec` is as it was admitted; None: what was sent was no JSON."""
+
+    spec: dict[str, Any] | None = None
+    problems: tuple[Wrong, ...] = ()
+    detail: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    trace: str = ""
+    key: str = ""
+    repeated_by: tuple[str, ...] = ()
+    cancel_asked: bool = False
+    tier: str = ""
+    can: tuple[str, ...] = ()
+    released: bool = False
+    changing: Changing | None = None
+    asks: tuple[Asked, ...] = ()
+    trials: Any = None
+    pledged: Pledged | None = None
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """An end that was asked for. `accepted` is None while admission has not answered."""
+
+    job: str
+    accepted: bool | None
+
+
+class ChangeTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was asked for. Its `number` names it in the job's `asks`."""
+
+    job: str
+    ask: str
+    number: int
+    accepted: bool | None
+
+
+class ReasonTold(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason: its code, its text, and what it is about."""
+
+    reason: str
+    text: str
+    needs: str = ""
+
+
+class WhatIfOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a waiting job, and what would come of it. `rank` 1 is the least change."""
+
+    reason: str
+    text: str
+    value: Any = None
+    spec: dict[str, Any] | None = None
+    outcome: dict[str, Any]
+    rank: int | None = None
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """What would start a job. `problem`: why that is not known."""
+
+    problem: str
+    outcome: dict[str, Any] | None
+    options: list[WhatIfOption]
+    in_vain: list[WhatIfOption]
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is where it is, and what would change that."""
+
+    job: str
+    state: str
+    reasons: list[ReasonTold]
+    would_change: list[str]
+    trials: Any = None
+    what_if: WhatIf | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a spec that is not submitted."""
+
+    name: str
+    vc: str
+    service_class: str
+    gpus: int
+    outcome: dict[str, Any]
+    estimate: Estimate | None = None
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job said at one mini-batch."""
+
+    at: int
+    attempt: int
+    step: int
+    values: dict[str, float]
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job said about its training, earliest first."""
+
+    job: str
+    points: list[CurvePoint]
+
+
+class EventList(msgspec.Struct, frozen=True, kw_only=True):
+    """Events in their order."""
+
+    events: list[Event]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """The spans of a job by their start."""
+
+    trace_id: str
+    spans: list[Spanned]
+
+
+# --- searches ------------------------------------------------------------------------------------
+
+
+class BestTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The trial with the best value so far."""
+
+    trial: int
+    job: str | None
+    value: float
+    step: int
+    params: dict[str, Any]
+
+
+class SearchRow(msgspec.Struct, kw_only=True):
+    """A search without its trials. `state` is `active`, `ending` or `over`."""
+
+    search: str
+    name: str
+    vc: str
+    owner: str
+    state: str
+    why: str | None
+    method: str
+    metric: str
+    direction: str
+    target: float | None
+    began_at: int
+    ended_at: int | None
+    trials: int
+    trials_max: int
+    stands: dict[str, int]
+    gpu_ns: int
+    gpu_time_s: int | str | None
+    best: BestTrial | None
+
+
+class SearchList(msgspec.Struct, frozen=True, kw_only=True):
+    """Searches by their begin."""
+
+    searches: list[SearchRow]
+
+
+class TrialRow(msgspec.Struct, kw_only=True):
+    """A trial with its curve: `points` are mini-batch and value."""
+
+    trial: int
+    job: str | None
+    params: dict[str, Any]
+    stand: str
+    end: str | None
+    why: str | None
+    wanted: bool
+    demoted: bool
+    since: int | None
+    ran_ns: int
+    step: int
+    value: float | None
+    best: float | None
+    best_step: int
+    promise: float | None
+    spread: float | None
+    chance: float | None
+    bracket: int
+    rung: int
+    rungs: list[int]
+    reached: list[float]
+    points: list[tuple[int, float]]
+
+
+class SearchDetail(SearchRow, kw_only=True):
+    """A search with its spec and all of its trials."""
+
+    spec: dict[str, Any]
+    rows: list[TrialRow]
+
+
+class SearchBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """A search that has begun."""
+
+    search: str
+    accepted: bool
+    repeated: bool = False
+
+
+class SearchCancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """A search whose end was asked for."""
+
+    search: str
+    accepted: bool
+
+
+class TrialAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial that was added to a search."""
+
+    search: str
+    trial: int | None
+    params: dict[str, Any]
+    repeated: bool = False
+
+
+class TrialTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said of a trial was taken."""
+
+    search: str
+    trial: int
+    accepted: bool
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node. `free` counts GPUs; `jobs` are those that the caller may know of."""
+
+    node: str
+    address: str
+    state: str
+    gpus: int
+    free: int
+    gpu_type: str
+    cpus: int
+    memory: int
+    last_heard_at: int | None
+    incarnation: int
+    jobs: list[str]
+
+
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes by name."""
+
+    nodes: list[NodeRow]
+
+
+class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU. `utilisation` is thousandths, None if it is not measured."""
+
+    node: str
+    index: int
+    type: str
+    memory: int
+    uuid: str
+    taken: bool
+    job: str | None
+    vc: str | None
+    rank: int | None
+    borrowed: bool
+    beside: list[str]
+    quarantined: bool
+    utilisation: int | None
+
+
+class GpuList(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs by node."""
+
+    gpus: list[GpuRow]
+
+
+class VcRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual cluster: the GPUs of its cells, and what its jobs use."""
+
+    vc: str
+    gpus: int
+    asked: int
+    weight: float
+    jobs_max: int | None
+    policy: str
+    options: dict[str, Any]
+    used: int
+    borrowed: int
+    running: int
+    suspended: int
+    queued: int
+    following: Any = None
+
+
+class VcList(msgspec.Struct, frozen=True, kw_only=True):
+    """The virtual clusters by name."""
+
+    vcs: list[VcRow]
+    alarms: list[Any]
+
+
+class VcUsage(VcRow, frozen=True, kw_only=True):
+    """A virtual cluster with its cells: how many, and where each one is."""
+
+    cells: Any = None
+
+
+class UsageList(msgspec.Struct, frozen=True, kw_only=True):
+    """The virtual clusters with their cells."""
+
+    vcs: list[VcUsage]
+    alarms: list[Any]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether every process is well, by its identity."""
+
+    ok: bool
+    services: dict[str, dict[str, Any]]
+    version: str
+
+
+class Near(msgspec.Struct, frozen=True, kw_only=True):
+    """A sentence for each limit of which a tenant uses four fifths or more."""
+
+    near: list[str]
+
+
+class Cells(msgspec.Struct, frozen=True, kw_only=True):
+    """The trees of cells by chain."""
+
+    chains: list[dict[str, Any]]
+    alarms: list[Any]
+
+
+class CellsPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What other cells would mean for the jobs that run."""
+
+    jobs: list[dict[str, Any]]
+    vcs: list[dict[str, Any]]
+
+
+class Fair(msgspec.Struct, frozen=True, kw_only=True):
+    """What the people of virtual clusters used, and what they may have."""
+
+    vcs: list[dict[str, Any]]
+
+
+class Windows(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that are kept free for a time."""
+
+    windows: list[dict[str, Any]]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time and jobs, as a table."""
+
+    at: int
+    report: dict[str, Any]
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a job went."""
+
+    job: str
+    shares: tuple[dict[str, Any], ...] = ()
+    spans: tuple[dict[str, Any], ...] = ()
+
+
+class BlameList(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of the jobs of virtual clusters went."""
+
+    at: int
+    vcs: list[dict[str, Any]]
+
+
+class PromiseList(msgspec.Struct, frozen=True, kw_only=True):
+    """Deadlines of jobs, and how many were kept."""
+
+    promises: list[dict[str, Any]]
+    total: int
+    totals: dict[str, dict[str, int]]
+
+
+class Trials(msgspec.Struct, frozen=True, kw_only=True):
+    """What was tried of running jobs, and how it was judged."""
+
+    trials: list[dict[str, Any]]
+    total: int
+    totals: Any
+    forgotten: int
+    following: Any
+    probes: Any
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How often estimates held."""
+
+    estimates: list[dict[str, Any]]
+    left_out: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of models."""
+
+    models: list[dict[str, Any]]
+    left_out: int = 0
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """It is kept, and is done soon."""
+
+    accepted: bool
+    repeated: bool = False
+
+
+class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway takes the caller for."""
+
+    name: str
+    person: str
+    operator: bool
+    vc: str
+    roles: Any
+    source: str
+    full_name: str = ""
+    token: dict[str, Any] | None = None
+
+
+class People(msgspec.Struct, frozen=True, kw_only=True):
+    """The people that the caller may know of."""
+
+    people: list[dict[str, Any]]
+
+
+class TokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens, without their texts."""
+
+    tokens: list[dict[str, Any]]
+
+
+class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A token. Its `text` is in this answer, and nowhere else."""
+
+    token: str
+    person: str
+    name: str
+    expires_at: int
+    text: str
+
+
+class JoinTokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens by which nodes and servers join, without their texts."""
+
+    join_tokens: list[dict[str, Any]]
+
+
+class Secret(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret, without its value."""
+
+    scope: str
+    owner: str
+    name: str
+
+
+class SecretList(msgspec.Struct, frozen=True, kw_only=True):
+    """The secrets of an owner, without their values."""
+
+    scope: str
+    owner: str
+    secrets: list[dict[str, Any]]
+
+
+class SecretKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What secrets are to be sealed to, in base64."""
+
+    key: str
+    places: Any
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes and servers that joined by a token."""
+
+    members: list[dict[str, Any]]
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of the audit log."""
+
+    lines: list[dict[str, Any]]
+    left_out: int
+    older: Any
+
+
+class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one logs in here."""
+
+    people: bool
+    oidc: dict[str, Any] | None
