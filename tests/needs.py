@@ -121,11 +121,8 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "lab": _lab,
     "ray": _ray,
     "ldap3": lambda: "" if importlib.util.find_spec("ldap3") else "ldap3 is not installed",
-<<<<<<< HEAD
     "textual": lambda: _module("textual", "Textual (the extra tui)"),
-=======
     "schemathesis": lambda: _module("schemathesis", "Schemathesis (the extra contract)"),
->>>>>>> sdk22
     "data": _data,
     "gpu": _gpu,
 }

@@ -34,11 +34,8 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
-<<<<<<< HEAD
-from skep_services.gateway.outputs import Outputs
-=======
 from skep_services.gateway.openapi import OpenApi
->>>>>>> sdk22
+from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.report import Reports
@@ -320,12 +317,9 @@ class Gateway:
                 *limits.routes(),
                 *self.people.routes(),
                 *self.secrets.routes(),
-<<<<<<< HEAD
                 *self.code.routes(),
                 *Outputs(self._bus, jobs).routes(),
-=======
                 *OpenApi().routes(),
->>>>>>> sdk22
             ]
         )
         return application
