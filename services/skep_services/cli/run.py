@@ -156,29 +156,23 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["command"] = words
     if python := files.interpreter(arguments.python, os.environ):
         tree["python"] = python
-    if arguments.vc:
-        tree["vc"] = arguments.vc
     if arguments.gpu_type:
         tree["resources"]["gpu_type"] = arguments.gpu_type
     limits = {"time": arguments.time, "retries": arguments.retries or None}
-    if given := {name: value for name, value in limits.items() if value is not None}:
-        tree["limits"] = given
-    if arguments.priority:
-        tree["priority"] = arguments.priority
-    if arguments.after:
-        tree["after"] = after_of(arguments.after)
-    if arguments.begin:
-        tree["begin"] = arguments.begin
-    if arguments.hold:
-        tree["hold"] = True
     if arguments.distributed is not None:
         tree["distributed"] = arguments.distributed
-    if arguments.opportunistic:
-        tree["service_class"] = "opportunistic"
-    if arguments.output:
-        tree["outputs"] = arguments.output
-    if arguments.env:
-        tree["env"] = dict(map(variable, arguments.env))
+    given = {
+        "vc": arguments.vc,
+        "limits": {name: value for name, value in limits.items() if value is not None},
+        "priority": arguments.priority,
+        "after": after_of(arguments.after),
+        "begin": arguments.begin,
+        "hold": arguments.hold,
+        "service_class": "opportunistic" if arguments.opportunistic else "",
+        "outputs": arguments.output,
+        "env": dict(map(variable, arguments.env)),
+    }
+    tree.update({name: value for name, value in given.items() if value})
     return tree
 
 

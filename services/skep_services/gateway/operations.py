@@ -25,6 +25,7 @@ from skep_services.gateway.accounts import (
     RoleBody,
     TokenBody,
 )
+from skep_services.gateway.choosing import ORDERS
 from skep_services.gateway.cluster import (
     DrainBody,
     QuarantineBody,
@@ -32,7 +33,7 @@ from skep_services.gateway.cluster import (
     UnreserveBody,
     VcsBody,
 )
-from skep_services.gateway.jobs import ORDERS, WAIT_S_MAX
+from skep_services.gateway.jobs import WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody

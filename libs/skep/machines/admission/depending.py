@@ -7,6 +7,7 @@ either how fast the jobs of a pipeline are submitted.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import islice
 
 import msgspec
@@ -53,8 +54,13 @@ class Known:
             oldest = next(iter(self.ended))
             _drop(self._named_ended, self.ended.pop(oldest), oldest)
 
-    def resolved(self, spec: JobSpec) -> JobSpec | list[Problem]:
-        """Return a spec with ids in the place of names, or what is wrong with its `after`."""
+    def resolved(self, spec: JobSpec, arrays: Container[str]) -> JobSpec | list[Problem]:
+        """Return a spec with ids in the place of names, or what is wrong with its `after`.
+
+        Args:
+            spec: The spec.
+            arrays: The ids that are arrays.
+        """
         if spec.after is None:
             return spec
         jobs: dict[str, list[str]] = {"ok": [], "any": [], "fail": []}
@@ -62,7 +68,7 @@ class Known:
         problems: list[Problem] = []
         for kind, at, name in spec.after.named():
             path = f"$.after.{kind}[{at}]"
-            found = self._find(spec.vc, path, name)
+            found = _an_array(path, name) if name in arrays else self._find(spec.vc, path, name)
             if found in seen:
                 found = _twice(path, name)
             if isinstance(found, Problem):
@@ -125,6 +131,15 @@ class Known:
             for job, known in jobs.items():
                 named.setdefault(known, {})[job] = None
             assert named == index
+
+
+def _an_array(path: str, name: str) -> Problem:
+    return Problem(
+        path=path,
+        reason=Reason.NOT_BUILT,
+        text=f"{name} is an array: a job that waits for a whole array is not built yet",
+        suggestion=f"name jobs of its tasks: `skep ps -a --array {name}` lists them",
+    )
 
 
 def _twice(path: str, name: str) -> Problem:

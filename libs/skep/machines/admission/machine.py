@@ -675,7 +675,11 @@ class AdmissionMachine:
             return [problem]
         judged = self._within_quota(parsed, jobs)
         fitting = self._fitting(judged) if isinstance(judged, JobSpec) else judged
-        return self.known.resolved(fitting) if isinstance(fitting, JobSpec) else fitting
+        return (
+            self.known.resolved(fitting, self.arrays.arrays)
+            if isinstance(fitting, JobSpec)
+            else fitting
+        )
 
     def _fitting(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return the spec, or why no cell can ever serve it, with what would fit.
