@@ -9,7 +9,7 @@ import pytest
 
 from skep.units import NS_PER_SECOND
 from skep.wire import codec
-from skep_services.cli import exits, jobs
+from skep_services.cli import exits, job_table, jobs
 from skep_services.cli.main import main
 from skep_services.gateway.rows import Row, State
 
@@ -23,7 +23,7 @@ def rows(*owners: str) -> list[dict[str, Any]]:
 
 
 def columns(*owners: str) -> dict[str, list[str]]:
-    found = jobs.job_columns(rows(*owners), 5 * NS_PER_SECOND)
+    found = job_table.job_columns(rows(*owners), 5 * NS_PER_SECOND)
     return {column.title: list(column.cells) for column in found}
 
 
