@@ -55,7 +55,7 @@ def test_ps_asks_for_the_jobs_of_one_person(
     monkeypatch: pytest.MonkeyPatch, words: list[str], asked: str
 ) -> None:
     gateway = Answers()
-    monkeypatch.setattr(jobs, "client_of", lambda _: gateway)
+    monkeypatch.setattr(jobs, "client_of", lambda *_: gateway)
     assert main(["ps", *words]) == 0
     assert [asked in path.partition("?")[2].split("&") for path in gateway.paths] == [True]
 
