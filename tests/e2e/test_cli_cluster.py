@@ -96,6 +96,9 @@ def test_every_command_about_jobs(shell: Shell) -> None:
     assert "exit status 3" in shell("wait", hello, broken, code=1)
     assert shell("logs", hello) == "hello world from rank 0\n"
     assert shell("logs", "-f", broken) == "about to fail\n"
+    part = ("--tail", "1", "--since", "1h", "--grep", "WORLD", "-i")
+    assert shell("logs", "-f", hello, *part) == "hello world from rank 0\n"
+    assert f"{hello}\t" in shell("__complete", "logs", hello)
     states = {row["job"]: row["state"] for row in shell.json("ps", "-a")["jobs"]}
     assert (states[hello], states[broken]) == ("succeeded", "failed")
     table = shell("ps", "-a").splitlines()

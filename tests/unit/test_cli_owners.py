@@ -9,7 +9,7 @@ import pytest
 
 from skep.units import NS_PER_SECOND
 from skep.wire import codec
-from skep_services.cli import exits, jobs
+from skep_services.cli import exits, job_table, jobs
 from skep_services.cli.main import main
 from skep_services.gateway.rows import Row, State
 
@@ -23,7 +23,7 @@ def rows(*owners: str) -> list[dict[str, Any]]:
 
 
 def columns(*owners: str) -> dict[str, list[str]]:
-    found = jobs.job_columns(rows(*owners), 5 * NS_PER_SECOND)
+    found = job_table.job_columns(rows(*owners), 5 * NS_PER_SECOND)
     return {column.title: list(column.cells) for column in found}
 
 
@@ -55,7 +55,7 @@ def test_ps_asks_for_the_jobs_of_one_person(
     monkeypatch: pytest.MonkeyPatch, words: list[str], asked: str
 ) -> None:
     gateway = Answers()
-    monkeypatch.setattr(jobs, "client_of", lambda _: gateway)
+    monkeypatch.setattr(jobs, "client_of", lambda *_: gateway)
     assert main(["ps", *words]) == 0
     assert [asked in path.partition("?")[2].split("&") for path in gateway.paths] == [True]
 

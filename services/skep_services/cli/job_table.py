@@ -122,7 +122,7 @@ COLUMNS: dict[str, Kind] = {
     "job": Kind(_ids, "its id, or that of its task"),
     "name": Kind(_plain("name"), "its name", narrow=8),
     "vc": Kind(_plain("vc"), "its virtual cluster", narrow=4, drop=3),
-    "user": Kind(_text("owner"), "the person that submitted it", narrow=6, drop=4),
+    "owner": Kind(_text("owner"), "the person that submitted it", narrow=6, drop=4),
     "state": Kind(_plain("state"), "its state", coloured=True),
     "gpus": Kind(_number("gpus"), "GPUs of all its workers", right=True, drop=4),
     "priority": Kind(_number("priority"), "its priority", right=True, drop=8),
@@ -147,8 +147,8 @@ COLUMNS: dict[str, Kind] = {
 }
 """Every column by its name."""
 
-TITLES = {"user": "OWNER", "priority": "PRI"}
-"""What stands above columns whose name does not."""
+TITLES = {"priority": "PRI"}
+"""What stands above columns whose name is too long for that."""
 
 STATES = (
     "active",
@@ -179,7 +179,7 @@ def job_columns(rows: Rows, now_ns: int) -> list[Column]:
     """
     # A cluster without people has no such column.
     owned = any(row.get("owner") for row in rows)
-    names = [name for name in USUAL if name != "user" or owned]
+    names = [name for name in USUAL if name != "owner" or owned]
     return [_column(name, rows, now_ns, kept=False) for name in names]
 
 

@@ -42,7 +42,7 @@ FIELDS = {
     "job": "job",
     "name": "name",
     "vc": "vc",
-    "user": "owner",
+    "owner": "owner",
     "state": "state",
     "gpus": "gpus",
     "priority": "priority",

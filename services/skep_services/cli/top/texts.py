@@ -39,7 +39,7 @@ KEYS = (
 )
 """The keys that one line names, as many as it has room for: 80 columns hold all but two."""
 
-ORDERS = ("queue", "newest", "name", "user", "vc", "gpus", "priority", "rate", "eta", "run")
+ORDERS = ("queue", "newest", "name", "owner", "vc", "gpus", "priority", "rate", "eta", "run")
 """What `s` goes through."""
 
 
