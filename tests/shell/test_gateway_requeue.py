@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -61,7 +62,8 @@ async def test_what_cannot_be_requeued_is_refused(house: House) -> None:
     await house.caught_up()
     assert error(await house.op.json("POST", "/v1/jobs/j1/requeue", 409, {}))[0] == "unknown-job"
     assert error(await house.op.json("POST", "/v1/jobs/j99/requeue", 404, {}))[0] == "unknown-job"
-    for body in ({"held": True}, {"hold": 1}, []):
+    wrong: list[Any] = [{"held": True}, {"hold": 1}, []]
+    for body in wrong:
         told = await house.op.json("POST", "/v1/jobs/j1/requeue", 400, body)
         assert error(told)[0] == "bad-value"
 

@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ class KillDag:
             victim = VICTIMS[kill % len(VICTIMS)]
             self.cluster.kill(victim)
             say(f"{victim} is killed, {made} of {self.jobs} jobs have ended")
-            until(lambda made=made: self.ended() >= min(self.jobs, made + 2), "two more jobs end")
+            enough = partial(self.at_least, min(self.jobs, made + 2))
+            until(enough, "two more jobs end")
         documents = [self.cluster.ended(job) for job in ids]
         problems = list(self.problems(documents))
         states = [row["state"] for row in documents]
@@ -110,6 +112,10 @@ class KillDag:
     def ended(self) -> int:
         """Return how many jobs have ended."""
         return int(self.cluster.get("/v1/jobs?state=ended&limit=1")["total"])
+
+    def at_least(self, count: int) -> bool:
+        """Return whether so many jobs have ended."""
+        return self.ended() >= count
 
     def noted(self, number: int) -> dict[str, list[int]]:
         """Return when a job says that it started and ended (ns since 1970)."""

@@ -185,6 +185,7 @@ class People:
         self._admin_keys = 0
         self._asks = 0
         self._woken: dict[str, int] = {}
+        self._released: dict[str, int] = {}
         self._changes: deque[tuple[str, bytes]] = deque()
         self._drained: dict[str, None] = {}
         self._quarantined: dict[tuple[str, int], None] = {}
@@ -447,8 +448,8 @@ class People:
 
     def release(self, job: str, vc: str) -> None:
         """Ask that a job that is held may start, every few seconds."""
-        if self._timeline.now - self._woken.get(job, 0) > WAKE_EVERY:
-            self._woken[job] = self._timeline.now
+        if self._timeline.now - self._released.get(job, 0) > WAKE_EVERY:
+            self._released[job] = self._timeline.now
             self._ask(vc, {"ask": "release", "job": job})
 
     def _of_person(self, spec: dict[str, Any]) -> dict[str, Any]:
