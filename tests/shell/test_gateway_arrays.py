@@ -128,6 +128,16 @@ async def test_what_cannot_be(house: House, method: str, path: str, status: int,
     assert answer["error"]["text"] == text.format(**names)
 
 
+async def test_an_array_holds_no_gpus_and_is_no_job_of_a_queue(house: House) -> None:
+    array = await submitted(house, array="0-9", over_quota="wait")
+    (nlp,) = (one for one in (await house.op.get("/v1/vcs"))["vcs"] if one["vc"] == "nlp")
+    assert (nlp["running"], nlp["queued"]) == (4, 6)
+    assert list(house.gateway.indexer.fold.arrays) == [array]
+    await house.restart()
+    assert list(house.gateway.indexer.fold.arrays) == [array]
+    assert await listed(house, "state=active") == [array]
+
+
 async def test_a_name_is_that_of_the_array(house: House) -> None:
     array = await submitted(house, name="sweep", array="0-1")
     assert (await house.op.get("/v1/jobs/sweep"))["job"] == array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -337,9 +338,10 @@ class Jobs:
         return job
 
     def _active(self, state: str, vc: Only, name: str, owner: str = "") -> list[Job]:
+        fold = self._indexer.fold
         return [
             job
-            for job in self._indexer.fold.active.values()
+            for job in chain(fold.active.values(), fold.arrays.values())
             if (state in {"active", "all"} or job.row.state == state)
             and covers(vc, job.row.vc)
             and (not name or job.row.name == name)
