@@ -253,7 +253,17 @@ SOFT: dict[type, tuple[str, ...]] = {
 }
 """What a crash may forget. Everything else must come back from the facts alone. Who has how many
 queued jobs is counted anew by `check`."""
-HIDDEN = ("_advised", "_came", "changed", "_checks", "_lanes", "_touched", "_cancels", "_sent")
+HIDDEN = (
+    "_advised",
+    "_came",
+    "changed",
+    "_checks",
+    "_lanes",
+    "_touched",
+    "_cancels",
+    "_sent",
+    "_again_at",
+)
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
 lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are
 made from what is compared. Of arrays it is soft what is to be looked at, and what was published."""
