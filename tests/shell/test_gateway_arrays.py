@@ -123,7 +123,7 @@ async def test_a_task_is_cancelled_also_before_it_is_a_job(house: House) -> None
 async def test_what_cannot_be(house: House, method: str, path: str, status: int, text: str) -> None:
     names = {"array": await submitted(house, array="0-1"), "job": ""}
     names["job"] = await submitted(house)
-    body = {} if method == "POST" else None
+    body: dict[str, Any] | None = {} if method == "POST" else None
     answer = await house.op.json(method, f"/v1/jobs/{path.format(**names)}", status, body)
     assert answer["error"]["text"] == text.format(**names)
 
