@@ -187,7 +187,7 @@ def bound(job: str = "j1", attempt: int = 1, node: str = "node-1", **fields: Any
 
 def documents(fold: Fold) -> tuple[Any, ...]:
     """Return everything a fold knows but events and their numbers, comparable."""
-    jobs = {**fold.active, **fold.recent}
+    jobs = {**fold.active, **fold.arrays, **fold.recent}
     plain = [msgspec.to_builtins(jobs[name]) for name in sorted(jobs)]
     heard = [msgspec.to_builtins(fold.heard[name]) for name in sorted(fold.heard)]
     return plain, heard, [codec.encode(piece) for piece in keep(fold.state)]

@@ -123,9 +123,19 @@ async def test_a_task_is_cancelled_also_before_it_is_a_job(house: House) -> None
 async def test_what_cannot_be(house: House, method: str, path: str, status: int, text: str) -> None:
     names = {"array": await submitted(house, array="0-1"), "job": ""}
     names["job"] = await submitted(house)
-    body = {} if method == "POST" else None
+    body: dict[str, Any] | None = {} if method == "POST" else None
     answer = await house.op.json(method, f"/v1/jobs/{path.format(**names)}", status, body)
     assert answer["error"]["text"] == text.format(**names)
+
+
+async def test_an_array_holds_no_gpus_and_is_no_job_of_a_queue(house: House) -> None:
+    array = await submitted(house, array="0-9", over_quota="wait")
+    (nlp,) = (one for one in (await house.op.get("/v1/vcs"))["vcs"] if one["vc"] == "nlp")
+    assert (nlp["running"], nlp["queued"]) == (4, 6)
+    assert list(house.gateway.indexer.fold.arrays) == [array]
+    await house.restart()
+    assert list(house.gateway.indexer.fold.arrays) == [array]
+    assert await listed(house, "state=active") == [array]
 
 
 async def test_a_name_is_that_of_the_array(house: House) -> None:

@@ -152,7 +152,8 @@ def test_an_array_is_one_fact_and_its_first_tasks_are_published() -> None:
 
 
 def test_never_more_than_so_many_at_once_and_each_task_once() -> None:
-    house, ended = House(), []
+    house = House()
+    ended: list[str] = []
     begun = house.begin("0-9%3")
     assert len(begun) == 3
     while len(ended) < 10:

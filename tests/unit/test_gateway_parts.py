@@ -213,19 +213,15 @@ def test_a_transaction_is_whole_or_nothing(tmp_path: Path) -> None:
     model.close()
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("version, columns", [(5, ("task", "owner")), (6, ("task",))])
-def test_a_file_of_an_earlier_version_is_taken_over(
-    tmp_path: Path, version: int, columns: tuple[str, ...]
-) -> None:
-=======
 def ended(**fields: Any) -> JobQuery:
     """Return the query for ended jobs that a listing chooses."""
     return JobQuery(9, Choice(**{"states": GROUPS["ended"], **fields}).conditions())
 
 
-def test_a_file_without_owners_is_taken_over(tmp_path: Path) -> None:
->>>>>>> top22
+@pytest.mark.parametrize("version, columns", [(5, ("task", "owner")), (6, ("task",))])
+def test_a_file_of_an_earlier_version_is_taken_over(
+    tmp_path: Path, version: int, columns: tuple[str, ...]
+) -> None:
     """The streams may no longer have what an earlier version put into its file."""
     path = tmp_path / "model.sqlite"
     model = Model(path)

@@ -140,6 +140,8 @@ class Fold:
 
     def __init__(self, load: Callable[[int], Job | None]) -> None:
         self.active: dict[str, Job] = {}
+        self.arrays: dict[str, Job] = {}
+        """Unfinished arrays: they wait for nothing and hold nothing, their jobs do."""
         self.recent: dict[str, Job] = {}
         self.heard: dict[str, Heard] = {}
         """What agents announced of themselves, by node."""
@@ -185,7 +187,9 @@ class Fold:
             trials: The newest trials.
         """
         self.ledger = Ledger(trials)
-        self.active = {job.row.job: job for job in jobs}
+        for job in jobs:
+            home = self.active if job.row.tasks is None else self.arrays
+            home[job.row.job] = job
         for job in self.active.values():
             job.row.eta_s = job.row.estimate = None  # They rest on rates of another time.
         self.heard = {each.node: each for each in heard}
@@ -244,7 +248,7 @@ class Fold:
         sequence = job_sequence(name)
         if sequence is None or f"j{sequence}" != name:
             return None
-        job = self.active.get(name) or self.recent.get(name)
+        job = self._at_hand(name)
         if job is None and sequence <= self.newest:
             job = self._load(sequence)
         if job is None or job.row.state is State.UNSEEN:
@@ -656,7 +660,7 @@ class Fold:
 
     def _job(self, name: str) -> Job | None:
         """Return the job to be changed, made if it is not known; None for what is no job id."""
-        job = self.active.get(name) or self.recent.get(name)
+        job = self._at_hand(name)
         if job is None:
             sequence = job_sequence(name)
             if sequence is None:
@@ -670,6 +674,9 @@ class Fold:
         self._jobs[name] = job
         self.touched.append(name)
         return job
+
+    def _at_hand(self, name: str) -> Job | None:
+        return self.active.get(name) or self.arrays.get(name) or self.recent.get(name)
 
     def _announced(self, event: NodeJoined, at: Instant) -> None:
         """Take over an agent's announcement, unless a later one of the node is known."""
@@ -686,9 +693,14 @@ class Fold:
         job.row.state = state
         if state in ACTIVE:
             self.recent.pop(name, None)
-            self.active[name] = job
+            if job.row.tasks is None:
+                self.active[name] = job
+            else:
+                self.active.pop(name, None)
+                self.arrays[name] = job
         else:
             self.active.pop(name, None)
+            self.arrays.pop(name, None)
             self.recent[name] = job
         task = task_of(job.row.task) if job.row.task and before is not state else None
         array = self._job(task[0]) if task is not None else None

@@ -112,6 +112,8 @@ class Arrays:
         """Arrays with jobs that are to be cancelled and may not be yet."""
         self._sent: dict[str, dict[int, Instant]] = {}
         """By array and task: when what was published is published again."""
+        self._again_at: Instant | None = None
+        """No later than the first of these: with a thousand arrays they are looked at only then."""
 
     def unfinished(self, name: str) -> Array | None:
         """Return an array that has not ended, or None."""
@@ -122,7 +124,7 @@ class Arrays:
 
     def restarted(self) -> None:
         """Forget what was published: all that may begin is published again."""
-        self._sent = {}
+        self._sent, self._again_at = {}, None
         self._touched = dict.fromkeys(each for each in self.arrays if each not in self._ended)
         self._cancels = {each: None for each in self._touched if self.arrays[each].cancelling}
 
@@ -162,12 +164,18 @@ class Arrays:
 
     def follow(self, now: Instant) -> list[Effect]:
         """Return what publishes the tasks that may become jobs and were not published lately."""
-        due = [
-            name for name, times in self._sent.items() if any(at <= now for at in times.values())
-        ]
-        names = dict.fromkeys([*self._touched, *due])
-        self._touched = {}
-        return [effect for name in names for effect in self._follow(name, now)]
+        names, self._touched = self._touched, {}
+        rings = self._again_at is not None and self._again_at <= now
+        if rings:
+            due = (name for name, times in self._sent.items() if min(times.values()) <= now)
+            names.update(dict.fromkeys(due))
+        effects = [effect for name in names for effect in self._follow(name, now)]
+        looked = self._sent if rings else [name for name in names if name in self._sent]
+        times = [at for name in looked for at in self._sent[name].values()]
+        if not rings and self._sent and self._again_at is not None:
+            times.append(self._again_at)
+        self._again_at = min(times, default=None)
+        return effects
 
     def _follow(self, name: str, now: Instant) -> Iterator[Effect]:
         array = self.unfinished(name)
@@ -188,7 +196,7 @@ class Arrays:
         """Return when something is to be published again, or more jobs are to be cancelled."""
         if self._cancels:
             return Instant(0)
-        return min((at for times in self._sent.values() for at in times.values()), default=None)
+        return self._again_at
 
     # --- what the facts say ------------------------------------------------------------------
 
