@@ -259,18 +259,12 @@ HIDDEN = (
     "changed",
     "_checks",
     "_lanes",
-<<<<<<< HEAD
     "_named",
     "_named_ended",
     "_touched",
     "_cancels",
     "_sent",
-=======
-    "_touched",
-    "_cancels",
-    "_sent",
     "_again_at",
->>>>>>> array22
 )
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
 lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are

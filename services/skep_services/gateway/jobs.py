@@ -364,25 +364,13 @@ class Jobs:
             raise hidden(unknown_job(name), job.row.vc)
         return job
 
-<<<<<<< HEAD
     def _active(self, choice: Choice) -> list[Job]:
-        listed = choice.test()
-        found = [job for job in self._indexer.fold.active.values() if listed(job.row)]
+        listed, fold = choice.test(), self._indexer.fold
+        there = chain(fold.active.values(), fold.arrays.values())
+        found = [job for job in there if listed(job.row)]
         if choice.tasks or choice.array:
             return found
         return [job for job in found if not arrays.is_task(job)]
-=======
-    def _active(self, state: str, vc: Only, name: str, owner: str = "") -> list[Job]:
-        fold = self._indexer.fold
-        return [
-            job
-            for job in chain(fold.active.values(), fold.arrays.values())
-            if (state in {"active", "all"} or job.row.state == state)
-            and covers(vc, job.row.vc)
-            and (not name or job.row.name == name)
-            and (not owner or job.row.owner == owner)
-        ]
->>>>>>> array22
 
     async def _whole(self, job: Job, caller: Caller) -> dict[str, Any]:
         self._drafts.estimates.refresh(job.row.vc)
