@@ -311,7 +311,7 @@ class Jobs:
         fold = self._indexer.fold
         found = [
             job.row.job
-            for job in fold.active.values()
+            for job in chain(fold.active.values(), fold.arrays.values())
             if job.row.name == name and covers(caller.sees, job.row.vc) and not arrays.is_task(job)
         ]
         count = len(found)
