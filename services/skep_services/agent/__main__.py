@@ -209,7 +209,12 @@ async def main(chosen: Settings, log: Any) -> None:
 
     watching: list[asyncio.Task[None]] = []
     await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives).answer)
-    terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives)
+
+    def contained(job: str, attempt: int) -> bool:
+        part = machine.parts.get((job, attempt))
+        return part is not None and part.command is not None and bool(part.command.image)
+
+    terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives, contained)
 
     async def serve_jobs(shell: Any) -> None:
         await calls.open(shell.put)
