@@ -91,10 +91,7 @@ RIGHTS: dict[Action, Right] = {
     Action.CANCEL: Right(Scope.JOB, Role.SUBMITTER, Role.MANAGER, "cancel a job"),
     # Who runs commands in a job can do all that its owner can: read its secrets, end it.
     Action.ENTER: Right(
-        Scope.JOB,
-        Role.SUBMITTER,
-        Role.OPERATOR,
-        "run commands in a job, attach to its terminal, or connect to its ports",
+        Scope.JOB, Role.SUBMITTER, Role.OPERATOR, "run commands or connect to ports in a job"
     ),
     Action.CHANGE: Right(
         Scope.JOB,

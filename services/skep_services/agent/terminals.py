@@ -45,7 +45,13 @@ class Terminals:
     """All sessions of the node `node`; what it hears goes to `deliver`."""
 
     def __init__(
-        self, bus: Bus, node: str, enter: Enter, programs: Path, lives: Callable[[str, int], bool]
+        self,
+        bus: Bus,
+        node: str,
+        enter: Enter,
+        programs: Path,
+        lives: Callable[[str, int], bool],
+        contained: Callable[[str, int], bool],
     ) -> None:
         """Take the ports.
 
@@ -55,9 +61,10 @@ class Terminals:
             enter: Starts a command in a run.
             programs: The folder with `attach.py` and `forward.py`, which jobs may read.
             lives: Says whether an attempt has processes here.
+            contained: Says whether they are containers, in which these programs are not.
         """
         self._bus, self._node, self._enter = bus, node, enter
-        self._programs, self._lives = programs, lives
+        self._programs, self._lives, self._contained = programs, lives, contained
         self._sessions: dict[str, Session] = {}
 
     async def deliver(self, delivery: Delivery) -> None:
@@ -94,6 +101,9 @@ class Terminals:
         if job_sequence(wanted.job) is None or not self._lives(wanted.job, wanted.attempt):
             text = f"{wanted.job} has no processes on {self._node} now"
             return Over(reason=Reason.NOT_RUNNING, text=text)
+        if wanted.what != "exec" and self._contained(wanted.job, wanted.attempt):
+            text = f"{wanted.job} runs in containers: only `skep exec` goes there"
+            return Over(reason=Reason.NOT_BUILT, text=text)
         argv = wanted.argv
         if wanted.what == "attach":
             fresh = ("--fresh",) if wanted.fresh else ()

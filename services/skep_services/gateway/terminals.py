@@ -143,7 +143,7 @@ def admit(caller: Caller, job: Job) -> None:
     own = caller.person == owner if caller.person else caller.vc == vc and not owner
     ruling = may(Action.ENTER, caller.role(vc), own=own, vc=vc)
     if ruling.reason is Reason.NOT_ITS_OWNER:
-        whose = f"{owner}'s" if owner else f"that of VC {vc}"
+        whose = f"{owner}'s" if owner else f"VC {vc}'s"
         ruling = msgspec.structs.replace(ruling, text=f"{ruling.text}, and it is {whose}")
     if not ruling:
         raise forbidden(ruling)
