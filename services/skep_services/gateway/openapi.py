@@ -1,4 +1,4 @@
-"""The OpenAPI document of the gateway, made from its routes and structs; and the page that shows it.
+"""The OpenAPI document of the gateway, made from its routes and structs, and the page of it.
 
 The document says what every route takes, answers and refuses. The page is made here, without a
 script and without anything from elsewhere.
@@ -85,8 +85,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Skep",
             "version": __version__,
-            "description": "What the gateway of a Skep cluster takes and answers. Instants are Unix "
-            "nanoseconds. A refusal is an `ErrorAnswer`; its `reason` is a stable code.",
+            "description": "What the gateway of a Skep cluster takes and answers. Instants are "
+            "Unix nanoseconds. A refusal is an `ErrorAnswer`; its `reason` is a stable code.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [
@@ -270,7 +270,7 @@ INSTANT_EXAMPLE = 1_790_000_000_000_000_000
 
 
 def example(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return an example of a struct: the least that it may hold, with words where there are some."""
+    """Return an example of a struct: the least that it may hold, and known words."""
     made: dict[str, Any] = {}
     for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
         if field.required or field.encode_name in EXAMPLES:

@@ -136,9 +136,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 SPEC_EXAMPLE = {
     "name": "mnist",
     "vc": "nlp",
-    "script": "/home/ann/mnist/train.py",
+    "script": "train.py",
     "args": ["--epochs", "20"],
-    "workdir": "/home/ann/mnist",
     "resources": {"gpus": 1, "workers": 2},
 }
 SEARCH_EXAMPLE = {
@@ -146,7 +145,7 @@ SEARCH_EXAMPLE = {
     "vc": "nlp",
     "metric": "accuracy",
     "direction": "maximize",
-    "job": {"script": "/home/ann/mnist/train.py", "args": ["--rate", "{rate}"]},
+    "job": {"script": "train.py", "args": ["--rate", "{rate}"]},
     "space": {"rate": {"log": [0.0001, 0.1]}},
     "budget": {"trials": 20},
     "parallel": 4,

@@ -4,9 +4,9 @@
     python -m tests.system.contract --api URL --token T  another gateway: it is changed
     python -m tests.system.contract --examples 50       more random requests for each route
 
-Schemathesis (extra `contract`) makes requests from the document: its examples, what is at the bounds
-of every schema and beyond, and random ones. An answer that the document does not have is a failure.
-It prints JSON, and returns 1 if there is a failure.
+Schemathesis (extra `contract`) makes requests from the document: its examples, what is at the
+bounds of every schema and beyond, and random ones. An answer that the document does not have is a
+failure. It prints JSON, and returns 1 if there is a failure.
 """
 
 from __future__ import annotations

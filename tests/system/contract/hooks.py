@@ -7,7 +7,6 @@ from typing import Any
 import schemathesis
 
 
-@schemathesis.hook
 def before_call(context: Any, case: Any, _: dict[str, Any]) -> None:
     """Have no request go on for ever, or wait."""
     del context
@@ -16,3 +15,6 @@ def before_call(context: Any, case: Any, _: dict[str, Any]) -> None:
         query["follow"] = 0
     if "wait" in query:
         query["timeout_s"] = 0
+
+
+schemathesis.hook(before_call)
