@@ -222,21 +222,16 @@ async def main(chosen: Settings, log: Any) -> None:
         return any(key[0] == job and part.over is None for key, part in machine.parts.items())
 
     watching: list[asyncio.Task[None]] = []
-<<<<<<< HEAD
     times = LogTimes(shown, chosen.state / "log-times")
     await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives, times).answer)
     outputs = JobOutputs(bus, calls.code, shown)
     await bus.listen(subjects.outputs(node), outputs.answer)
-    terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives)
-=======
-    await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives).answer)
 
     def contained(job: str, attempt: int) -> bool:
         part = machine.parts.get((job, attempt))
         return part is not None and part.command is not None and bool(part.command.image)
 
     terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives, contained)
->>>>>>> term22
 
     def living() -> list[tuple[str, int]]:
         return [key for key, part in machine.parts.items() if part.over is None]
