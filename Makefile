@@ -19,10 +19,10 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format lint types imports \
-	tidy format-check proto proto-check bless seeds cells-histories planted sharing up down cov wheel \
-	image compose-up compose-down compose-test corpus adr adr-check docs \
-	reference reference-check spelling
+.PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format \
+	lint types imports tidy format-check proto proto-check bless seeds cells-histories \
+	planted sharing up down cov wheel image compose-up compose-down compose-test corpus \
+	adr adr-check docs reference reference-check spelling
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"

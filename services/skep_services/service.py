@@ -71,6 +71,10 @@ class NameTakenError(Exception):
     """Another agent of this node's name is alive."""
 
 
+class BeginAnewError(Exception):
+    """What this process knows is of no use any more: it begins anew without it."""
+
+
 def settings(service: str, environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings in the environment; the state folder is made if there is none.
 
@@ -259,6 +263,9 @@ def run(service: str, main: Callable[[Settings, Any], Awaitable[None]]) -> NoRet
     except NameTakenError as error:
         code = EXIT_NAME_TAKEN
         log.error("refused", error=str(error))
+    except BeginAnewError as error:
+        code = EXIT_UNDECIDED
+        log.warning("beginning anew", why=str(error))
     except UndecidedError as error:
         code = EXIT_UNDECIDED
         log.error("a message could not be decided; starting anew", error=str(error), exc_info=True)
@@ -316,6 +323,7 @@ class Fatal:
                     RefusedError,
                     SupersededError,
                     NameTakenError,
+                    BeginAnewError,
                 )
                 raise error if isinstance(error, known) else BusLostError(repr(error)) from error
             await task

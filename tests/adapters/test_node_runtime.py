@@ -97,6 +97,16 @@ async def test_output_of_both_kinds_is_appended_to_the_log(node: Node) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_fresh_run_shows_nothing_of_another_one_of_its_token(node: Node) -> None:
+    runtime = await node.open()
+    node.write_log("a", "another job's\n")
+    plan = node.shell("a", "echo own")
+    await started(runtime, msgspec.structs.replace(plan, fresh=True))
+    await node.end_of("a")
+    assert node.log("a") == "own\n"
+
+
+@pytest.mark.asyncio
 async def test_environment_and_workdir_are_the_plans(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

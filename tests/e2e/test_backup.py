@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skep.wire import subjects
+from skep.wire.commands import RESTORE_STEP
 from skep_services.backups.restoring import verify
 from skep_services.ports import Delivery
 from skep_services.supervisor import home as folder
@@ -104,7 +105,10 @@ def test_a_backup_under_load_is_a_whole_cluster_elsewhere(
         assert int(fresh[1:]) > max(restored)
         for number in restored:
             other.ended(f"j{number}")
-        other.skep("log", "check")
+        checked = json.loads(other.skep("log", "check", "--json"))
+        # Nodes that lived on learn of the restore by it.
+        begun = [each["epoch"] for each in checked["logs"] if each["epoch"]]
+        assert min(begun) > RESTORE_STEP
     finally:
         other.down()
 

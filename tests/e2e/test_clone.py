@@ -12,7 +12,7 @@ from tests.e2e.conftest import Tenant
 from tests.e2e.test_policy import USUAL, under
 from tests.support.embedded import Embedded
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.torch]
 
 JOBS = 8
 

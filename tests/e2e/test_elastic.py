@@ -162,7 +162,7 @@ def test_newcomers_and_stores_may_fail_at_any_moment_of_a_change(whole: dict[str
         assert [member.said("pid") for member in stay] == [member.pid for member in stay]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_orders_that_cross_or_do_not_fit_leave_the_gang_as_it_is(whole: dict[str, Any]) -> None:
     with elastic_gang(hold=[2, 6, 10, 14, 18], patience_s=8.0) as gang:
         first, second = stay = gang.start(0, 2), gang.start(1, 2)
@@ -219,7 +219,7 @@ def test_orders_that_cross_or_do_not_fit_leave_the_gang_as_it_is(whole: dict[str
         assert order_of(list(grown)) == order_of_whole(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() -> None:
     whole = uninterrupted(epochs=14)
     with elastic_gang(pace_s=0.04, epochs=14) as gang:

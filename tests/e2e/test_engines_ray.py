@@ -26,7 +26,7 @@ from tests.support.ray_cluster import RayCluster
 # Ray leaves sockets and files to the collector.
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.needs("ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -86,7 +86,6 @@ def test_two_nodes_work_and_a_killed_worker_is_named(ray: RayCluster, tmp_path: 
     )
 
 
-@pytest.mark.nightly
 def test_a_run_that_kills_two_workers_or_raises_ends_all(ray: RayCluster) -> None:
     with pytest.raises(DiedError, match=r"'seed 0' ended without a result: process \d+ of Ray on"):
         run(OnRay(ray.client), [task("seed 0", engine_kit.dies)])
@@ -110,7 +109,6 @@ def test_workers_with_another_program_are_refused(
         run(OnRay(ray.client), [task("seed 0", engine_kit.twice)])
 
 
-@pytest.mark.nightly
 def test_what_runs_ends_early(ray: RayCluster, tmp_path: Path) -> None:
     there = [tmp_path / "a", tmp_path / "b"]
     tasks = [

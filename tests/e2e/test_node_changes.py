@@ -172,7 +172,7 @@ async def test_a_rank_that_dies_while_its_part_is_suspended_ends_it(node: LiveNo
     assert await node.runtime.runs() == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.asyncio
 async def test_a_gang_grows_and_shrinks_while_it_trains(node: LiveNode) -> None:
     await node.send(node.job("growing.py", ranks=1))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from skep.machines.agent import (
@@ -15,9 +16,10 @@ from skep.machines.agent import (
     StartRank,
     StopRun,
 )
+from skep.machines.agent.machine import RESTORED
 from skep.machines.base import Call, Record
 from skep.wire.codec import Unreadable
-from skep.wire.commands import BindJob, ClearNode, JoinAgain, RefuseNode
+from skep.wire.commands import RESTORE_STEP, BindJob, ClearNode, Command, JoinAgain, RefuseNode
 from skep.wire.facts import (
     AgentStarted,
     BindTaken,
@@ -34,6 +36,7 @@ from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from tests.kit import TRACE, Driver, agent, at, bind, joined, plans, stop
 
 SELF = joined()
+RESTORED_AT = RESTORE_STEP + 1
 GANG = bind(ranks=plans((0,), (1,)), world=2)
 
 
@@ -356,6 +359,31 @@ def test_the_refusal_of_another_is_ignored() -> None:
     decide = agent()
     refusal = RefuseNode(epoch=1, node="node-1", identity="id-other", text="taken")
     assert decide(refusal) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        bind("j2", order=2, epoch=RESTORED_AT),
+        stop("j1", order=2, epoch=RESTORED_AT),
+        JoinAgain(epoch=RESTORED_AT, node="node-1", identity="id-node-1"),
+    ],
+)
+def test_an_agent_of_a_cluster_that_was_restored_begins_anew(command: Command) -> None:
+    decide = agent()
+    first = JoinAgain(epoch=RESTORED_AT, node="node-1", identity="id-node-1")
+    assert decide(first) == []  # It has taken no orders yet: nothing can be confused.
+    decide(bind())
+    other = msgspec.structs.replace(command, identity="id-other")
+    assert decide(other) == []
+    assert decide(command) == [Call(ExitProcess(RESTORED, anew=True))]
+
+
+def test_a_new_epoch_is_no_restore() -> None:
+    decide = agent()
+    decide(bind())
+    second = bind("j2", order=2, epoch=RESTORE_STEP, ranks=plans((1,)))
+    assert decide(second)[1:] == start(second)
 
 
 # --- joining again ------------------------------------------------------------------------------

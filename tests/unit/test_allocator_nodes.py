@@ -13,7 +13,7 @@ from skep.machines.base import Effect, Record, Send, Tick
 from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.bearing import CarriedHold
 from skep.wire.bounds import INCARNATION_MAX
-from skep.wire.commands import ClearNode, JoinAgain, RefuseNode
+from skep.wire.commands import RESTORE_STEP, ClearNode, JoinAgain, RefuseNode
 from skep.wire.facts import (
     CellsReserved,
     ClusterRefused,
@@ -575,6 +575,15 @@ def test_an_agent_whose_latest_join_is_not_known_is_asked_for_it() -> None:
     assert decide(late, 1) == [ask_to_join("id-node-1")]
     decide(again(joined(), 3), 2)
     assert decide(late, 3) == []
+
+
+def test_an_agent_that_took_orders_before_a_restore_is_asked_to_join() -> None:
+    decide = allocator(joined())
+    decide.epoch = RESTORE_STEP + 4
+    decide.restart(0)
+    for seen, asked in ((0, False), (5, True), (6, False)):
+        told = decide(msgspec.structs.replace(heartbeat(), epoch=seen), 1)
+        assert told == ([ask_to_join("id-node-1", epoch=RESTORE_STEP + 5)] if asked else [])
 
 
 def test_an_inventory_that_the_agent_never_told_does_not_stay() -> None:

@@ -1,7 +1,8 @@
 """What the allocator tells agents, on `skep.v1.cmd.<node>`: repeated until a node event answers.
 
 `order` fences stale commands: the agent keeps a durable floor per job and refuses what is not
-above it. `epoch` fences a deposed allocator. Every order for this node up to `settled` is
+above it. `epoch` fences a deposed allocator; one that is far above says that the cluster was
+restored from a backup. Every order for this node up to `settled` is
 answered, so the agent need not remember floors at or below it one by one.
 """
 
@@ -30,9 +31,23 @@ from skep.wire.bounds import (
 )
 from skep.wire.message import Message
 
+RESTORE_STEP = 1_000_000
+"""A process that begins counts one epoch up. The first epoch after a restore is the time of the
+restore in microseconds: above all others, and at least so far above them."""
+
 AGENT_PYTHON = "@python"
 """As the first word of `argv`: the interpreter of the spec, else the one the agent itself runs on,
 or the image's."""
+
+
+def is_restored(epoch: int, seen: int) -> bool:
+    """Return whether a cluster was restored from a backup between two epochs of its allocator.
+
+    Args:
+        epoch: The present one.
+        seen: The one that was seen before; 0: none was.
+    """
+    return 0 < seen <= epoch - RESTORE_STEP
 
 
 class RankPlan(Message, frozen=True):

@@ -42,13 +42,17 @@ class DeviceTrouble(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state."""
+    """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state.
+
+    `epoch` is the highest epoch of the allocator whose orders it took; 0: of none.
+    """
 
     node: Token
     identity: Short
     at: Moment
     incarnation: Incarnation = 0
     trouble: Annotated[tuple[DeviceTrouble, ...], Meta(max_length=DEVICES_MAX)] = ()
+    epoch: Count = 0
 
 
 class RankProgress(Message, frozen=True):

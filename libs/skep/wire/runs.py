@@ -25,8 +25,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     chooses the account by that. `device_nodes` are the devices that it may open there.
     `checkpoints` is the folder of the job's checkpoints, which a launcher makes. `meets`: other
     processes connect to it by the node's address, or may come to do so. `files` are made for a run
-    of an account, in its memory; each is the content of one, whose path is in the variable. `work`
-    is the attempt's own folder, if it has one: a launcher makes the folder around it.
+    of an account, in its memory; each is the content of one, whose path is in the variable. With
+    `fresh`, what is in its log already is of another run of this token, before a restore. `work` is
+    the attempt's own folder, if it has one: a launcher makes the folder around it.
     """
 
     token: str
@@ -48,6 +49,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: str = ""
     meets: bool = True
     files: Mapping[str, bytes] = {}
+    fresh: bool = False
     work: str = ""
 
 

@@ -280,6 +280,8 @@ class DockerRuntime:
             plan = with_files(plan, given)
         try:
             run.log = RunLog(plan.log_path, plan.log_bytes_max)
+            if plan.fresh:
+                run.log.clear()
         except OSError as error:
             return not_written(f"log {plan.log_path}", error)
         self._needed.set()

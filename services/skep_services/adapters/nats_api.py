@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from skep.units import Instant
+from skep.wire.bounds import COUNT_MAX
 from skep_services.adapters.nats_client import Msg
 from skep_services.adapters.nats_link import Link, Silence
 from skep_services.ports import FullError, MissingStreamError, RefusedError
@@ -101,6 +102,21 @@ class StreamInfo(msgspec.Struct, frozen=True):
     config: dict[str, Any] = {}
     state: StreamState = StreamState()
     error: ApiError | None = None
+
+
+FIRST_EPOCH = "skep-first-epoch"
+"""In the metadata of a log that was restored from a backup: its next epoch is no lower."""
+
+
+def first_epoch(config: Mapping[str, Any]) -> int:
+    """Return the least epoch that may begin in a log.
+
+    Args:
+        config: The configuration of its stream, as the server reports it.
+    """
+    text = str((config.get("metadata") or {}).get(FIRST_EPOCH, ""))
+    said = int(text) if text.isascii() and text.isdecimal() and len(text) < 17 else 0
+    return min(said, COUNT_MAX)
 
 
 class StreamNames(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ from skep_services.adapters.nats_api import (
     StoredMessage,
     StreamInfo,
     ask,
+    first_epoch,
     missing,
     publish_once,
     refused,
@@ -149,6 +150,7 @@ class NatsFactLog:
         self._reader: _Reader | None = None
         self._replayed = False
         self._appending = False
+        self._first_epoch = 0
 
     async def replay(self) -> AsyncIterator[LogRecord]:
         """Yield every record in order that no earlier call yielded, counter and chain verified.
@@ -162,6 +164,7 @@ class NatsFactLog:
         """
         assert not self._owner, "what this process appends it has applied"
         info = await self._look()
+        self._first_epoch = first_epoch(info.config)
         target = info.state.last_seq
         if target and not self._replayed:
             async for kept in self._kept(target):
@@ -328,7 +331,7 @@ class NatsFactLog:
         self._chain.refuse_doubt()
         await self.close()
         self._owner = owner
-        epoch = self._chain.epoch + 1
+        epoch = max(self._chain.epoch + 1, self._first_epoch)
         return await self._append(
             (EpochBegan(epoch=epoch, owner=owner, rules=RULES),), {}, at, epoch
         )

@@ -130,6 +130,8 @@ class ProcessRuntime:
             "log_path": plan.log_path,
             "log_bytes_max": plan.log_bytes_max,
             "script": plan.script,
+            # Launchers of before know no such key: it is said where it is needed.
+            **({"fresh": True} if plan.fresh else {}),
         }
 
     async def stop(self, token: str, grace_s: float) -> None:

@@ -187,7 +187,7 @@ class Chain:
             )
             raise CorruptLogError(message)
         begins = isinstance(first, EpochBegan) and first.epoch == epoch
-        continues = epoch == self.epoch or (epoch == self.epoch + 1 and begins)
+        continues = epoch == self.epoch or (epoch > self.epoch and begins)
         if epoch < 1 or not (continues or self.counter == 0):
             raise self._corrupt(where, f"epoch {epoch} follows {self.epoch}")
 

@@ -36,11 +36,13 @@ from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
 from skep_services.agent.outputs import JobOutputs
 from skep_services.ports import LogRecord
-from skep_services.service import ConfigurationError, Fatal, Settings, run
+from skep_services.service import BeginAnewError, ConfigurationError, Fatal, Settings, run
 
 IDENTITY = re.compile("[0-9a-f]{32}")
 LOOK_EVERY_S = 1.0
 """How often the devices are asked: as often as their use is reported."""
+SILENCE_S = 6.0
+"""The allocator lets another agent have a node's name after five seconds of silence."""
 COMPACT_ABOVE = 4 * MIB
 """A journal of some thousand jobs: replayed in well under a second."""
 
@@ -113,6 +115,15 @@ def _identity(state: Path) -> str:
     return known
 
 
+def _forget(state: Path) -> None:
+    """Remove what this agent knows of its node: the next one begins under another identity.
+
+    The identity goes first. What is left by a crash then is removed by the next agent.
+    """
+    for name in ("identity", "journal.lock", "journal"):
+        (state / name).unlink(missing_ok=True)
+
+
 async def watch_devices(devices: Devices, shell: Any, log: Any) -> None:
     """Tell the machine about the devices for ever; returns at once where they cannot tell.
 
@@ -158,6 +169,7 @@ async def main(chosen: Settings, log: Any) -> None:
 
     Raises:
         ConfigurationError: A setting is wrong, or the devices cannot be used.
+        BeginAnewError: The cluster was restored: what the agent knew is removed.
     """
     try:
         devices = open_devices(chosen.environment, chosen.state)
@@ -234,6 +246,11 @@ async def main(chosen: Settings, log: Any) -> None:
             listen=(subjects.command(node),),
             prepare=serve_jobs,
         )
+    except BeginAnewError:
+        _forget(chosen.state)
+        # Its name is free once nothing was heard of this identity for as long.
+        await asyncio.sleep(SILENCE_S)
+        raise
     finally:
         for task in watching:
             task.cancel()

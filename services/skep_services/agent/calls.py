@@ -32,7 +32,7 @@ from skep_services.agent.secrets import JobSecrets
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
-from skep_services.service import NameTakenError
+from skep_services.service import BeginAnewError, NameTakenError
 from skep_services.tracing import trace_of
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,8 @@ class AgentCalls:
             case machine.SweepDevices():
                 self._spawn(self._sweep(command))
             case machine.ExitProcess():
-                self._fatal(NameTakenError(command.text))
+                error = BeginAnewError if command.anew else NameTakenError
+                self._fatal(error(command.text))
             case _:
                 text = f"an agent cannot {command!r}"
                 raise AssertionError(text)
@@ -297,7 +298,10 @@ class AgentCalls:
             return RunNotStarted(command.token, text)
         try:
             whole = command.command.nodes == 1
-            self._checkpoints.provide(command.command.job, whole=whole, make=not accounts)
+            fresh = plan.fresh and command.command.attempt == 1
+            self._checkpoints.provide(
+                command.command.job, whole=whole, make=not accounts, fresh=fresh
+            )
             if plan.image or command.command.python:
                 provide_job_library(self.shared)
         except OSError as error:

@@ -62,17 +62,22 @@ class Checkpoints:
         """Return the folder of a job."""
         return self._root / job
 
-    def provide(self, job: str, *, whole: bool = False, make: bool = True) -> None:
+    def provide(
+        self, job: str, *, whole: bool = False, make: bool = True, fresh: bool = False
+    ) -> None:
         """Make the folder of a job.
 
         Args:
             job: The job's id.
             whole: All of the job runs on this node: its success then removes the folder.
             make: It is not a launcher that makes it.
+            fresh: What is in it is of another job, which had the id before a restore.
 
         Raises:
             OSError: The folder cannot be made.
         """
+        if fresh and make and not self._shared:
+            _remove(self.path(job))
         if make:
             self.path(job).mkdir(mode=MODE, parents=True, exist_ok=True)
         if whole:

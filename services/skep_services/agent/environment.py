@@ -14,7 +14,7 @@ from pathlib import Path
 
 from skep.ids import attempt_id
 from skep.machines.agent import StartRank
-from skep.wire.commands import AGENT_PYTHON, BindJob
+from skep.wire.commands import AGENT_PYTHON, BindJob, is_restored
 from skep.wire.runs import RunPlan
 from skep_services.adapters.devices import Devices, host_memory
 from skep_services.agent.checkpoints import Checkpoints
@@ -173,6 +173,7 @@ def run_plan(
         device_nodes=devices.nodes(plan.devices),
         checkpoints=checkpoints,
         meets=_meets(command),
+        fresh=not command.joins and is_restored(command.epoch, 1),
         work=work,
     )
 

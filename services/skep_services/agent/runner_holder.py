@@ -140,7 +140,8 @@ class Holder:
         """Start a run, or say what it became if its token was started before.
 
         Args:
-            plan: Its `token`, `argv`, `env`, `workdir`, `script`, `log_path` and `log_bytes_max`.
+            plan: Its `token`, `argv`, `env`, `workdir`, `script`, `log_path` and `log_bytes_max`;
+                with `fresh` the log begins empty.
 
         Returns:
             The answer to the client: what was `started`, or in words why it is `not_started`, and
@@ -158,6 +159,8 @@ class Holder:
             return _not_started(about)
         try:
             log = self.enclosure.open_log(plan["log_path"], plan["log_bytes_max"], about)
+            if plan.get("fresh") is True:
+                log.clear()
         except OSError as error:
             return _not_started(not_written(f"log {plan['log_path']}", error))
         try:

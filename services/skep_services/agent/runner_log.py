@@ -61,6 +61,14 @@ class RunLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
         return self._open(self.path, os.O_WRONLY)
 
+    def clear(self) -> None:
+        """Remove what is in it: it is of another run.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        os.ftruncate(self._file, 0)
+
     def check(self) -> bool:
         """Cut the file if it is larger than its bound; return whether it was."""
         size = os.fstat(self._file).st_size

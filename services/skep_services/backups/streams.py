@@ -9,6 +9,7 @@ the records count whose inputs are in the backup too: `cut` says up to where.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from skep.units import MIB
 from skep.wire import subjects
 from skep.wire.bounds import UNDECODABLE
 from skep_services.adapters.nats_api import (
+    FIRST_EPOCH,
     STREAM_NOT_FOUND,
     Answer,
     ApiError,
@@ -233,6 +235,9 @@ async def restore(
     config = {**taken.config, "num_replicas": replicas}
     if log:
         config["deny_delete"] = False  # What does not count is taken out; `skep log repair` too.
+        # Whoever took orders of this log after the backup sees by the epoch that it was set back.
+        told_before = taken.config.get("metadata") or {}
+        config["metadata"] = {**told_before, FIRST_EPOCH: str(time.time_ns() // 1000)}
     body = {"config": config, "state": taken.state}
     begun = await _ask_begun(link, f"STREAM.RESTORE.{taken.stream}", body)
     if begun.error is not None:

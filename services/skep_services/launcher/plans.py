@@ -27,7 +27,9 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LOG_BYTES_MAX = 1 << 50
 
 TEXTS = ("token", "workdir", "script", "log_path", "job", "owner", "vc", "checkpoints")
-KNOWN = frozenset({*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "work"})
+KNOWN = frozenset(
+    {*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "fresh", "work"}
+)
 
 
 def check(plan: Any, patterns: Sequence[str]) -> None:

@@ -60,6 +60,7 @@ from skep.wire.commands import (
     RefuseNode,
     Resize,
     StopJob,
+    is_restored,
 )
 from skep.wire.facts import (
     AgentFact,
@@ -107,6 +108,7 @@ Answered = (
 AgentEvent = Command | Answered | Unreadable
 """What an agent takes from outside."""
 
+RESTORED = "the cluster was restored from a backup: this node begins anew"
 REPORT_EVERY = seconds(1)
 HOST_SHARE = 2
 """What suspended state may take of a node's memory, unless the operator says: one part in so many.
@@ -193,6 +195,8 @@ class AgentMachine:
     ) -> None:
         """Do what the allocator commands."""
         match command:
+            case _ if self._is_of_a_restored_cluster(command):
+                self._effects.append(Call(ExitProcess(RESTORED, anew=True)))
             case BindJob():
                 self._bind(command, now)
             case StopJob():
@@ -242,6 +246,15 @@ class AgentMachine:
         return self.report_at if due is None else min(due, self.report_at or due)
 
     # --- commands ------------------------------------------------------------------------------
+
+    def _is_of_a_restored_cluster(self, command: Command) -> bool:
+        """Return whether the cluster was restored from a backup since it last commanded this agent.
+
+        Then it does not know what this agent did since the backup, and gives the same names and
+        numbers to other attempts and orders.
+        """
+        ours = command.identity == self.joined.identity
+        return ours and is_restored(command.epoch, self.epoch_floor)
 
     def _addressed(self, command: BindJob | StopJob | ClearNode | ChangeJob) -> bool:
         return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
@@ -522,6 +535,7 @@ class AgentMachine:
             at=now,
             incarnation=self.incarnation,
             trouble=self.trouble,
+            epoch=self.epoch_floor,
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         profiles = self.profile_times.due(self.progress, now)

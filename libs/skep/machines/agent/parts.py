@@ -116,9 +116,13 @@ class PublishEvent(msgspec.Struct, frozen=True):
 
 
 class ExitProcess(msgspec.Struct, frozen=True):
-    """Call: this agent must not go on. Not answered."""
+    """Call: this agent must not go on. Not answered.
+
+    `anew`: it is to forget all that it knows and to begin again under another identity.
+    """
 
     text: str
+    anew: bool = False
 
 
 class RunsListed(msgspec.Struct, frozen=True):

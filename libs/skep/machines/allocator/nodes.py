@@ -11,7 +11,7 @@ from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Record, Send
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
-from skep.wire.commands import JoinAgain, RefuseNode
+from skep.wire.commands import JoinAgain, RefuseNode, is_restored
 from skep.wire.facts import GhostGone, MemberGone, NodeAdded, NodeBack, NodeLost
 from skep.wire.node import JOIN_DELAY_MAX, NodeJoined, Outcome
 from skep.wire.reasons import Reason
@@ -47,6 +47,9 @@ def heartbeat(tx: Transaction, event: Heartbeat, now: Instant) -> None:
         _ask_to_join(tx, event)
     elif 0 < event.incarnation < node.joined.incarnation and not _taken_lately(tx, node, now):
         # The agent never said what is known of its node.
+        _ask_to_join(tx, event)
+    elif is_restored(tx.state.epoch, event.epoch):
+        # It did what is not known here. By the epoch of this command it learns so.
         _ask_to_join(tx, event)
     if node.lost:
         _back(tx, event.node, now)
