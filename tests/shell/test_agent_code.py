@@ -9,9 +9,11 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from skep.wire.commands import RESTORE_STEP
 from skep.wire.reasons import Reason
 from skep_services.agent import code as node_code
 from skep_services.agent.code import work_path
@@ -63,6 +65,15 @@ async def test_an_attempt_has_what_was_submitted_and_the_next_fetches_nothing(
     assert (folder(tmp_path) / "train.py").read_text() == "written by the job"
     assert (folder(tmp_path, 2) / "train.py").read_text() == "print()"
     assert all(not ask.chunk for ask in node.gateway.asked[asked:])
+
+
+async def test_a_folder_of_before_a_restore_is_made_anew(node: CodeNode, tmp_path: Path) -> None:
+    first = msgspec.structs.replace(node.bind(), epoch=1)
+    assert await node.provide(first) is None
+    (folder(tmp_path) / "train.py").write_text("written before")
+    again = msgspec.structs.replace(first, epoch=1 + RESTORE_STEP)
+    assert await node.provide(again) is None
+    assert (folder(tmp_path) / "train.py").read_text() == "print()"
 
 
 async def test_what_lies_here_and_is_corrupt_by_now_is_fetched_anew(

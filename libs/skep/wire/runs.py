@@ -26,8 +26,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     `checkpoints` is the folder of the job's checkpoints, which a launcher makes. `meets`: other
     processes connect to it by the node's address, or may come to do so. `files` are made for a run
     of an account, in its memory; each is the content of one, whose path is in the variable. With
-    `fresh`, what is in its log already is of another run of this token, before a restore. `work` is the
-    attempt's own folder, if it has one: a launcher makes the folder around it.
+    `fresh`, what is in its log already is of another run of this token, before a restore. `work` is
+    the attempt's own folder, if it has one: a launcher makes the folder around it.
     """
 
     token: str

@@ -33,7 +33,7 @@ from skep.ids import attempt_id
 from skep.units import GIB
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE
-from skep.wire.commands import BindJob
+from skep.wire.commands import BindJob, is_restored
 from skep.wire.reasons import Reason
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan
 from skep.wire.snapshot import AskCode, Snapshot, decode, digest_of, encode
@@ -68,13 +68,18 @@ GATEWAY, REFUSED, REASON = "Skep-Gateway", "Skep-Refused", "Skep-Reason"
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an attempt's folder. `ended_at` is seconds since 1970; 0: it is not over."""
+    """What is known of an attempt's folder. `ended_at` is seconds since 1970; 0: it is not over.
+
+    `code` is what it was made of, in `epoch` of the allocator: a restore may give its name anew.
+    """
 
     job: str
     attempt: int
     workdir: str
     outputs: tuple[str, ...]
     ended_at: float = 0.0
+    code: str = ""
+    epoch: int = 0
 
 
 class CodeError(Exception):
@@ -131,7 +136,11 @@ class JobCode:
         folder = work_path(self._shared, command.job, command.attempt)
         try:
             async with self._lock(str(folder)):
-                if not (self._record(command).exists() and _is_there(folder)):
+                work = self.find(command.job, command.attempt)
+                if work is not None and not _is_of(work, command):
+                    await self._drop(work)
+                    work = None
+                if work is None or not _is_there(folder):
                     await self._make(command, folder)
         except CodeError as error:
             return RunNotStarted(token, str(error), of_node=error.of_node)
@@ -339,9 +348,6 @@ class JobCode:
         elif not any(one.job == work.job for _, one in self._works()):
             await self._remove(work.job)  # The folders of its attempts go together.
 
-    def _record(self, command: BindJob) -> Path:
-        return self._records / attempt_id(command.job, command.attempt)
-
     def _write(self, work: Work) -> None:
         self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._records / attempt_id(work.job, work.attempt)
@@ -433,6 +439,11 @@ def _unpacker() -> str:
     return Path(str(unpack.__file__)).read_text(encoding="utf-8")
 
 
+def _is_of(work: Work, command: BindJob) -> bool:
+    """Return whether a folder is of an attempt, and not of its namesake before a restore."""
+    return work.code == command.code and not is_restored(command.epoch, work.epoch)
+
+
 def _is_there(folder: Path) -> bool:
     return os.path.lexists(folder)
 
@@ -444,7 +455,12 @@ def work_path(shared: Path, job: str, attempt: int) -> Path:
 
 def _work_of(command: BindJob) -> Work:
     return Work(
-        job=command.job, attempt=command.attempt, workdir=command.workdir, outputs=command.outputs
+        job=command.job,
+        attempt=command.attempt,
+        workdir=command.workdir,
+        outputs=command.outputs,
+        code=command.code,
+        epoch=command.epoch,
     )
 
 
