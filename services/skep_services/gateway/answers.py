@@ -78,6 +78,50 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+class Requeued(Submitted, frozen=True, kw_only=True):
+    """An ended job that was submitted again; `of` is the ended one."""
+
+    of: str
+
+
+class CodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshots of code that a virtual cluster has, and what they may come to (bytes)."""
+
+    vc: str
+    bytes: int
+    bytes_max: int
+    code: list[dict[str, Any]]
+
+
+class CodeKept(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a snapshot is kept, or the digests of the chunks that are to be sent first."""
+
+    code: str
+    kept: bool
+    missing: list[str]
+
+
+class ChunksKept(msgspec.Struct, frozen=True, kw_only=True):
+    """How many chunks were kept."""
+
+    chunks: int
+
+
+class OutputList(msgspec.Struct, frozen=True, kw_only=True):
+    """The files that an attempt left, by node."""
+
+    job: str
+    attempt: int
+    nodes: list[dict[str, Any]]
+
+
+class OutputDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """The SHA-256 of a file."""
+
+    path: str
+    sha256: str
+
+
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs, and how many there are without the limit."""
 

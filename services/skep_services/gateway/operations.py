@@ -25,7 +25,7 @@ from skep_services.gateway.accounts import (
     RoleBody,
     TokenBody,
 )
-from skep_services.gateway.choosing import ORDERS
+from skep_services.gateway.choosing import LABELS_MAX, ORDERS
 from skep_services.gateway.cluster import (
     DrainBody,
     QuarantineBody,
@@ -38,6 +38,7 @@ from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody
 from skep_services.gateway.promises import NEWEST, OUTCOMES
+from skep_services.gateway.requeue import Requeue
 from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
 from skep_services.gateway.submit import KEY_MAX
@@ -111,6 +112,7 @@ PATH: dict[str, Schema] = {
     "name": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
     "scope": one_of("vc", "person"),
     "owner": NAME,
+    "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
 }
 """The parts of paths, by name."""
 PATH_TEXTS = {
@@ -125,6 +127,7 @@ PATH_TEXTS = {
     "scope": "Whose secret it is: a virtual cluster's or a person's.",
     "owner": "The virtual cluster or the person.",
     "do": "What is done.",
+    "digest": "The SHA-256 of a snapshot's list.",
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "/v1/searches/{search}/trials/{trial}/{do}": ("demote", "promote"),
@@ -200,18 +203,46 @@ def _change(verb: str) -> Operation:
     )
 
 
+ATTEMPT = Parameter(
+    "attempt", {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "latest"}]}, "The attempt."
+)
+A_FILE = (
+    ATTEMPT,
+    Parameter("path", TEXT, "The file, relative to the job's folder."),
+    Parameter("node", NAME_OR_ALL, "The node that has it; empty: the first one."),
+    Parameter("token", TEXT, "What an earlier answer said of it: another content is refused."),
+)
+
 OPERATIONS: dict[tuple[str, str], Operation] = {
     # --- jobs ---
     ("GET", "/v1/jobs"): get(
         "jobs",
         "List jobs, the newest where the limit cuts.",
         answers.JobList,
-        Parameter("state", one_of("active", "ended", "all", *ACTIVE, *ENDED), "Which jobs."),
+        Parameter(
+            "state",
+            {**TEXT, "examples": ["active", "running,queued"]},
+            f"Which jobs: {', '.join(('active', 'ended', 'all', *ACTIVE, *ENDED))}; several with"
+            " commas between.",
+        ),
         VC,
-        Parameter("name", TEXT, "Only jobs of this name."),
+        Parameter("name", TEXT, "Only jobs of this name; `*` and `?` stand for any characters."),
+        Parameter("prefix", TEXT, "Only jobs whose id or name begins so."),
         Parameter("owner", NAME_OR_ALL, "Only jobs of this person."),
+        Parameter("user", TEXT, "The same, or whose label `user` says so if no person did."),
         Parameter("mine", FLAG, "Only jobs of the caller, a person."),
-        Parameter("order", one_of(*ORDERS), "Their order."),
+        Parameter(
+            "label",
+            {"type": "array", "items": TEXT, "maxItems": LABELS_MAX},
+            "Only jobs with these labels: `KEY` or `KEY=VALUE`.",
+        ),
+        Parameter("tasks", FLAG, "The jobs of arrays' tasks, too."),
+        Parameter("array", TEXT, "The jobs of this array's tasks, and no other."),
+        Parameter(
+            "order",
+            {**TEXT, "examples": [*ORDERS, "-gpus"]},
+            "Their order: one of these, or a column, with `-` before it the other way round.",
+        ),
         LIMIT,
         errors=(400,),
     ),
@@ -273,15 +304,75 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Read the output of a rank; with `follow` until its attempt is over.",
         None,
         Parameter("rank", COUNT, "The process of the gang."),
-        Parameter(
-            "attempt",
-            {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "latest"}]},
-            "The attempt.",
-        ),
+        ATTEMPT,
         Parameter("offset", COUNT, "How many bytes are passed over."),
         Parameter("follow", FLAG, "Go on until the attempt is over."),
+        Parameter("tail", COUNT, "Only the last lines, so many."),
+        Parameter("since_s", COUNT, "Only what was written in the last seconds, so many."),
+        Parameter("grep", TEXT, "Only lines with this text, each as JSON with its offset."),
+        Parameter("any_case", FLAG, "`grep` takes capital and small letters for the same."),
         media="text/plain",
         errors=(400, 404, 409, 503),
+    ),
+    ("GET", "/v1/jobs/{job}/terminal"): get(
+        "jobs",
+        "Open a session in a running job, over a WebSocket: a command, a terminal, or a port.",
+        None,
+        media="application/octet-stream",
+        errors=(400, 404, 409, 503),
+    ),
+    ("POST", "/v1/jobs/{job}/requeue"): post(
+        "jobs",
+        "Submit an ended job again, as a new job.",
+        answers.Requeued,
+        Requeue,
+        status=201,
+        more_status=(202,),
+        takes=(KEY,),
+        errors=(404,),
+        body_needed=False,
+        example={"hold": True},
+    ),
+    ("GET", "/v1/jobs/{job}/outputs"): get(
+        "jobs",
+        "List the files that an attempt of a job left on its nodes.",
+        answers.OutputList,
+        ATTEMPT,
+        errors=(400, 404, 409, 503),
+    ),
+    ("GET", "/v1/jobs/{job}/outputs/file"): get(
+        "jobs",
+        "Read a file of an attempt.",
+        None,
+        *A_FILE,
+        Parameter("offset", COUNT, "How many bytes are passed over."),
+        media="application/octet-stream",
+        errors=(400, 404, 409, 503),
+    ),
+    ("GET", "/v1/jobs/{job}/outputs/digest"): get(
+        "jobs",
+        "Tell the SHA-256 of a file of an attempt.",
+        answers.OutputDigest,
+        *A_FILE,
+        errors=(400, 404, 409, 503),
+    ),
+    # --- code ---
+    ("GET", "/v1/code/{vc}"): get(
+        "code", "List the snapshots of code that a virtual cluster has.", answers.CodeList
+    ),
+    ("POST", "/v1/code/{vc}"): post(
+        "code",
+        "Keep chunks of snapshots: each with its length before it.",
+        answers.ChunksKept,
+        status=201,
+        errors=(408,),
+    ),
+    ("PUT", "/v1/code/{vc}/{digest}"): post(
+        "code",
+        "Keep a snapshot, or answer which of its chunks are to be sent first.",
+        answers.CodeKept,
+        more_status=(201,),
+        errors=(408,),
     ),
     ("GET", "/v1/events"): get(
         "events",
@@ -710,4 +801,5 @@ TAGS = {
     "people": "People, their roles and tokens.",
     "nodes": "Nodes and servers that join.",
     "secrets": "Sealed values for jobs.",
+    "code": "Folders that travel with jobs.",
 }
