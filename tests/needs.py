@@ -121,7 +121,6 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "lab": _lab,
     "ray": _ray,
     "ldap3": lambda: "" if importlib.util.find_spec("ldap3") else "ldap3 is not installed",
-    "schemathesis": lambda: _module("schemathesis", "Schemathesis (the extra contract)"),
     "data": _data,
     "gpu": _gpu,
 }
