@@ -122,7 +122,6 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "ray": _ray,
     "ldap3": lambda: "" if importlib.util.find_spec("ldap3") else "ldap3 is not installed",
     "textual": lambda: _module("textual", "Textual (the extra tui)"),
-    "schemathesis": lambda: _module("schemathesis", "Schemathesis (the extra contract)"),
     "data": _data,
     "gpu": _gpu,
 }
