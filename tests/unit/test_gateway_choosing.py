@@ -62,6 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
             codec.encode(row),
             b"{}",
             row.owner,
+            row.task,
         )
         for number, row in ROWS.items()
     ]

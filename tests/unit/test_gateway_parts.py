@@ -262,9 +262,9 @@ def test_tasks_of_arrays_are_found_and_listed_apart(tmp_path: Path) -> None:
     def found(query: JobQuery) -> list[int]:
         return [sequence for sequence, _ in model.ended(query).lines]
 
-    assert found(JobQuery(9)) == [1]
-    assert found(JobQuery(9, tasks=True)) == [6, 5, 4, 3, 2, 1]
-    assert found(JobQuery(9, array="j1")) == [4, 3, 2]
+    assert found(ended()) == [1]
+    assert found(ended(tasks=True)) == [6, 5, 4, 3, 2, 1]
+    assert found(ended(array="j1")) == [4, 3, 2]
     assert (model.task("j1[0]"), model.task("j1[1]")) == (4, None)
     model.close()
 
