@@ -24,7 +24,7 @@ from tests.kit import TRACE, Driver, agent, at, bind, plans, stop
 GANG = bind(ranks=plans((0,), (1,)), world=2)
 BEAT = Send(
     "skep.v1.heartbeat.node-1",
-    Heartbeat(node="node-1", identity="id-node-1", at=at(7), incarnation=1),
+    Heartbeat(node="node-1", identity="id-node-1", at=at(7), incarnation=1, epoch=1),
 )
 
 
