@@ -22,6 +22,10 @@ from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from tests.kit import TRACE, Driver, agent, at, bind, plans, stop
 
 GANG = bind(ranks=plans((0,), (1,)), world=2)
+IDLE = Send(
+    "skep.v1.heartbeat.node-1",
+    Heartbeat(node="node-1", identity="id-node-1", at=at(7), incarnation=1),
+)
 BEAT = Send(
     "skep.v1.heartbeat.node-1",
     Heartbeat(node="node-1", identity="id-node-1", at=at(7), incarnation=1, epoch=1),
@@ -234,7 +238,7 @@ def report(*ranks: RankProgress, world: int = 2, trace: str = "") -> Send:
 
 def test_an_idle_agent_says_every_second_that_it_lives() -> None:
     decide = agent()
-    assert decide.tick(7) == [BEAT]
+    assert decide.tick(7) == [IDLE]
     assert decide.machine.wake_at() == at(8)
 
 
