@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.kill_cells import KINDS, kill_cells, table
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 SEED = 11
 

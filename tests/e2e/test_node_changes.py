@@ -198,7 +198,7 @@ async def test_a_gang_grows_and_shrinks_while_it_trains(node: LiveNode) -> None:
     each_once(node)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.asyncio
 async def test_a_gang_has_one_size_when_its_agent_dies_while_it_grows(node: LiveNode) -> None:
     await node.send(node.job("growing.py", ranks=1))

@@ -177,7 +177,7 @@ def test_who_makes_room_stands_aside_and_comes_back_by_itself(
         assert cluster.ended(job.job)["state"] == "succeeded"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_goes_on_with_another_gpu_of_its_node(
     cluster: Embedded, nlp: Tenant, vision: Tenant, tmp_path: Path
 ) -> None:
