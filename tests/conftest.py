@@ -18,7 +18,7 @@ from tests.support.embedded import Embedded
 # only `ci` draws the same ones every time, so that what it says of a change is about the change.
 # Wall time says nothing about a property on a machine that also does other work: no deadline.
 # `make test` tries as often as `dev` says, `make test-all` as `all` or, in CI, as `ci`: the same
-# inputs again and again need not be many. `nightly` is for a night.
+# inputs again and again need not be many. Only a person chooses `nightly`.
 for _name, _examples in {"dev": 15, "all": 60, "ci": 30, "nightly": 5_000}.items():
     settings.register_profile(
         _name,

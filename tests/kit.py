@@ -15,7 +15,6 @@ from skep.machines.access import AccessMachine
 from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.nodes import TAKE_OVER_AFTER
 from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.units import GIB, Instant, after, seconds
@@ -25,7 +24,7 @@ from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import Facts, Submission
 from skep.wire.commands import BindJob, RankPlan, StopJob
 from skep.wire.facts import Admitted, CancelAsked, CellsSet, EpochBegan, JobFate, Member, NodeAdded
-from skep.wire.node import Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
+from skep.wire.node import TAKE_OVER_AFTER, Gpu, MemberExited, MemberStarted, NodeJoined, Outcome
 from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Limits, Resources, Topology
 from skep_services.adapters.records import Chain

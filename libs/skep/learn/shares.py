@@ -4,8 +4,8 @@ It is the rule `look-ahead` in arrays, with its power 0. Every waiting job first
 workers, the shortest first; running ones that can change keep their fewest. Then a job that is left
 with time T at a size counts -log T: steps of the concave envelope of each job's sizes are taken by
 what they add per GPU, until the GPUs are used up; of equal ones, those of the job that came first.
-A model sees how far each candidate is from this
-share, and what growing adds over what the last GPU adds.
+A model sees how far each candidate is from this share, and what growing adds over what the last
+GPU adds.
 """
 
 from __future__ import annotations

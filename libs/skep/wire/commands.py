@@ -2,8 +2,8 @@
 
 `order` fences stale commands: the agent keeps a durable floor per job and refuses what is not
 above it. `epoch` fences a deposed allocator; one that is far above says that the cluster was
-restored from a backup. Every order for this node up to `settled` is
-answered, so the agent need not remember floors at or below it one by one.
+restored from a backup. Every order for this node up to `settled` is answered, so the agent need
+not remember floors at or below it one by one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from skep.wire.message import Message
 
 RESTORE_STEP = 1_000_000
 """A process that begins counts one epoch up. The first epoch after a restore is the time of the
-restore in microseconds: above all others, and at least so far above them."""
+restore in microseconds, and at least so far above the last one."""
 
 AGENT_PYTHON = "@python"
 """As the first word of `argv`: the interpreter of the spec, else the one the agent itself runs on,

@@ -32,6 +32,9 @@ from skep.wire.bounds import (
 )
 from skep.wire.message import Message
 
+TAKE_OVER_AFTER = seconds(5)
+"""Silence after which another agent may take a node's name: five heartbeats."""
+
 JOIN_DELAY_MAX = seconds(60)
 """How late the join of an agent's earlier process may arrive behind that of a later one: many times
 a bus election. After that a lower incarnation is the agent's own word, and what is known is wrong:

@@ -19,7 +19,6 @@ import msgspec
 from skep.machines import admission, allocator
 from skep.machines.admission import AdmissionMachine
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.allocator.nodes import TAKE_OVER_AFTER
 from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
 from skep.machines.searches import SearchesMachine
 from skep.machines.searches.machine import Kept as SearchesKept
@@ -30,7 +29,7 @@ from skep.wire.codec import Facts
 from skep.wire.commands import Move
 from skep.wire.facts import EpochBegan, JobWaits, NodeLost
 from skep.wire.inputs import Input, NotesReader
-from skep.wire.node import NodeJoined
+from skep.wire.node import TAKE_OVER_AFTER, NodeJoined
 
 RESYNCS_MAX = 200
 """Differences after which it is clear that this is another history: to go on from the recorded one

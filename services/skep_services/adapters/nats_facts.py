@@ -25,6 +25,7 @@ from typing import Any
 
 from skep.units import MIB, Instant
 from skep.wire.bearing import RULES
+from skep.wire.commands import RESTORE_STEP
 from skep.wire.facts import EpochBegan
 from skep.wire.subjects import KEY_HEADER
 from skep_services.adapters.log_end import LogEnd
@@ -331,7 +332,9 @@ class NatsFactLog:
         self._chain.refuse_doubt()
         await self.close()
         self._owner = owner
-        epoch = max(self._chain.epoch + 1, self._first_epoch)
+        epoch = self._chain.epoch + 1
+        if self._first_epoch > epoch:
+            epoch = max(self._first_epoch, self._chain.epoch + RESTORE_STEP)
         return await self._append(
             (EpochBegan(epoch=epoch, owner=owner, rules=RULES),), {}, at, epoch
         )

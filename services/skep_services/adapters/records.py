@@ -20,6 +20,7 @@ import msgspec
 from skep.units import KIB, Instant
 from skep.wire.bearing import RULES
 from skep.wire.bounds import UNDECODABLE, LogDecoder
+from skep.wire.commands import is_restored
 from skep.wire.facts import EpochBegan
 from skep_services.links import NO_RECORD, Links
 from skep_services.ports import CorruptLogError, LogRecord
@@ -187,7 +188,8 @@ class Chain:
             )
             raise CorruptLogError(message)
         begins = isinstance(first, EpochBegan) and first.epoch == epoch
-        continues = epoch == self.epoch or (epoch > self.epoch and begins)
+        next_one = epoch == self.epoch + 1 or is_restored(epoch, self.epoch)
+        continues = epoch == self.epoch or (next_one and begins)
         if epoch < 1 or not (continues or self.counter == 0):
             raise self._corrupt(where, f"epoch {epoch} follows {self.epoch}")
 

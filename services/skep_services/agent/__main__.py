@@ -11,10 +11,10 @@ from typing import Any
 
 from skep.ids import is_token
 from skep.machines.agent import AgentMachine, DevicesSeen, DeviceUse
-from skep.units import MIB, Instant
+from skep.units import MIB, NS_PER_SECOND, Instant
 from skep.wire import subjects
 from skep.wire.facts import AgentFact
-from skep.wire.node import NodeJoined
+from skep.wire.node import TAKE_OVER_AFTER, NodeJoined
 from skep_services import durable
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
@@ -43,8 +43,8 @@ from skep_services.service import BeginAnewError, ConfigurationError, Fatal, Set
 IDENTITY = re.compile("[0-9a-f]{32}")
 LOOK_EVERY_S = 1.0
 """How often the devices are asked: as often as their use is reported."""
-SILENCE_S = 6.0
-"""The allocator lets another agent have a node's name after five seconds of silence."""
+SILENCE_S = TAKE_OVER_AFTER / NS_PER_SECOND + 1.0
+"""How long an agent that begins anew says nothing under its name; then the next may have it."""
 COMPACT_ABOVE = 4 * MIB
 """A journal of some thousand jobs: replayed in well under a second."""
 
@@ -262,7 +262,7 @@ async def main(chosen: Settings, log: Any) -> None:
         )
     except BeginAnewError:
         _forget(chosen.state)
-        # Its name is free once nothing was heard of this identity for as long.
+        # The allocator would refuse the next identity while this one was heard of lately.
         await asyncio.sleep(SILENCE_S)
         raise
     finally:

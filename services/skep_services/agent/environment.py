@@ -173,6 +173,7 @@ def run_plan(
         device_nodes=devices.nodes(plan.devices),
         checkpoints=checkpoints,
         meets=_meets(command),
+        # Restored since its first epoch: whenever that was, ids came again.
         fresh=not command.joins and is_restored(command.epoch, 1),
         work=work,
     )

@@ -235,7 +235,7 @@ async def restore(
     config = {**taken.config, "num_replicas": replicas}
     if log:
         config["deny_delete"] = False  # What does not count is taken out; `skep log repair` too.
-        # Whoever took orders of this log after the backup sees by the epoch that it was set back.
+        # Agents that took orders of this log after the backup see that it was set back.
         told_before = taken.config.get("metadata") or {}
         config["metadata"] = {**told_before, FIRST_EPOCH: str(time.time_ns() // 1000)}
     body = {"config": config, "state": taken.state}

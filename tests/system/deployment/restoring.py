@@ -77,6 +77,7 @@ def tell(story: Story, folder: Path) -> None:
     meet_again(story, second)
     story.until(f"{long} runs again", functools.partial(_runs, story, second, long))
     _unknown(story, second)
+    story.do(second, "skep", "server", "status")
     over.touch()
     story.do(second, "skep", "wait", long)
     story.do(second, "skep", "log", "check")

@@ -9,16 +9,14 @@ from skep.machines.allocator.changes import migration
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Record, Send
-from skep.units import Instant, after, seconds
+from skep.units import Instant, after
 from skep.wire import subjects
 from skep.wire.commands import JoinAgain, RefuseNode, is_restored
 from skep.wire.facts import GhostGone, MemberGone, NodeAdded, NodeBack, NodeLost
-from skep.wire.node import JOIN_DELAY_MAX, NodeJoined, Outcome
+from skep.wire.node import JOIN_DELAY_MAX, TAKE_OVER_AFTER, NodeJoined, Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
 
-TAKE_OVER_AFTER = seconds(5)
-"""Silence after which another agent may take a node's name: five heartbeats."""
 LOSS_FACTS_MAX = 1000
 """With so many facts a decision gives up no further node: one record has to hold them."""
 
@@ -49,7 +47,7 @@ def heartbeat(tx: Transaction, event: Heartbeat, now: Instant) -> None:
         # The agent never said what is known of its node.
         _ask_to_join(tx, event)
     elif is_restored(tx.state.epoch, event.epoch):
-        # It did what is not known here. By the epoch of this command it learns so.
+        # The node has done what is not known here. It learns so by the epoch of this command.
         _ask_to_join(tx, event)
     if node.lost:
         _back(tx, event.node, now)

@@ -28,6 +28,7 @@ from skep.machines.allocator.timers import (
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after
 from skep.wire.changes import Goal
+from skep.wire.node import TAKE_OVER_AFTER
 from skep.wire.reasons import Reason
 
 
@@ -73,7 +74,7 @@ def awake(soft: Soft, now: Instant) -> None:
         soft: Its times of when nodes were heard are changed.
         now: The time of the decision.
     """
-    if soft.check_at is not None and now - soft.check_at > nodes.TAKE_OVER_AFTER:
+    if soft.check_at is not None and now - soft.check_at > TAKE_OVER_AFTER:
         soft.last_heard = dict.fromkeys(soft.last_heard, now)
         soft.speaking = {}
 
