@@ -9,7 +9,7 @@ from typing import Any
 from skep_services.cli import exits, render
 from skep_services.cli.client import Client, query, quote
 from skep_services.cli.exits import CommandError
-from skep_services.cli.job_table import id_of, tasks_text, why_of
+from skep_services.cli.job_table import array_text, id_of, why_of
 from skep_services.cli.jobs import ENDED, POLL_MARGIN_S
 from skep_services.cli.options import say
 from skep_services.cli.render import Column
@@ -56,8 +56,7 @@ def watched(client: Client, array: str) -> dict[str, Any]:
 
 def _line(row: dict[str, Any]) -> str:
     """Return how an array stands, in one line."""
-    why = f" ({why_of(row)})" if row["state"] == "queued" and why_of(row) else ""
-    return render.printable(f"{row['job']} {tasks_text(row['tasks'])}{why}")
+    return render.printable(f"{row['job']} {array_text(row)}")
 
 
 def _table(client: Client, row: dict[str, Any]) -> str:
