@@ -1,4 +1,4 @@
-"""Arrays that wait for jobs, a time or a release, and what waits for arrays: three machines as one."""
+"""Arrays that wait for jobs, a time or a release, and what waits for arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the allocator's log says of jobs and arrays that wait for others or a time, or are held (I22)."""
+"""What the allocator's log says of jobs and arrays that wait outside of a queue (I22)."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ WAITS_FROM, WAITS_UNTIL = 6000, 7000
 ARRAYS_FROM, ARRAYS_UNTIL = 7000, 8000
 """In histories with these seeds tenants also submit arrays, and cancel and retry them."""
 GATED_FROM = 7500
-"""In those of them from this seed on jobs and arrays wait for one another or a time, or are held."""
+"""In those from this seed on jobs and arrays wait for one another or a time, or are held."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""

@@ -27,7 +27,7 @@ class ArraySeen(Message, frozen=True, tag="array-seen"):
 
 
 class ArrayDeferred(Message, frozen=True, tag="array-deferred"):
-    """An array waits for something before its tasks become jobs. The fields are as in `JobDeferred`."""
+    """An array waits for something before its tasks are jobs. Fields are as in `JobDeferred`."""
 
     array: str
     why: Reason

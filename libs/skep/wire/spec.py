@@ -195,7 +195,8 @@ class After(_Part, frozen=True):
     """The jobs that must have ended before this one may start, by id or name, of the same VC.
 
     Those of `ok` must have succeeded, those of `fail` failed or been cancelled, those of `any`
-    ended however. A job whose dependencies can never be fulfilled is cancelled. Admission puts ids
+    ended however. An array has ended once all of its tasks have: it has succeeded if all of these
+    have, else failed or been cancelled. A job whose dependencies can never be fulfilled is cancelled. Admission puts ids
     in the place of names.
     """
 

@@ -1,4 +1,4 @@
-"""What `skep run --array` shows while it waits: how the tasks stand, and those that have not ended."""
+"""What `skep run --array` shows while it waits: how the tasks stand."""
 
 from __future__ import annotations
 

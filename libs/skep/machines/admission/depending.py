@@ -1,8 +1,9 @@
 """What a submission may wait for: jobs and arrays of its VC, unfinished or ended recently.
 
 A name means the one unfinished job or array of the VC that has it; if none is unfinished, the one
-that ended recently. The jobs of an array's tasks have no name here. How a job ended makes no difference here: the allocator judges it, so that it makes none
-either how fast the jobs of a pipeline are submitted.
+that ended recently. The jobs of an array's tasks have no name here. How something ended makes no
+difference here: the allocator judges it, so that it makes none either how fast the jobs of a
+pipeline are submitted.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import After
 
 RESOLVED_MAX = 100
-"""Deferred jobs and arrays that one decision looks at: 4 ms of them, and a tenth of what a record may hold."""
+"""Deferred jobs and arrays that one decision looks at: 4 ms of them, and a tenth of what a record
+may hold."""
 FULFILLED: dict[str, tuple[End, ...]] = {
     "ok": (End.SUCCEEDED,),
     "any": (End.SUCCEEDED, End.FAILED, End.CANCELLED),
