@@ -196,8 +196,8 @@ class After(_Part, frozen=True):
 
     Those of `ok` must have succeeded, those of `fail` failed or been cancelled, those of `any`
     ended however. An array has ended once all of its tasks have: it has succeeded if all of these
-    have, else failed or been cancelled. A job whose dependencies can never be fulfilled is cancelled. Admission puts ids
-    in the place of names.
+    have, else failed or been cancelled. A job whose dependencies can never be fulfilled is
+    cancelled. Admission puts ids in the place of names.
     """
 
     ok: Annotated[tuple[Words, ...], Meta(max_length=AFTER_MAX)] = ()
