@@ -305,6 +305,7 @@ NOT_BUILT: dict[str, str] = {
     "sharing": "permission to share GPUs",
     "checkpoint": "checkpoint modes",
     "multi_job": "multi-jobs",
+    "max_parallel": "bounds on jobs at once, other than `%8` in `array: 0-99%8`,",
 }
 """Keys of the schema to come. They are refused as such: a wish ignored is worse than refused."""
 
