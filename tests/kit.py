@@ -13,6 +13,7 @@ from skep.cells.state import Cells
 from skep.ledger.state import ClusterState
 from skep.machines.access import AccessMachine
 from skep.machines.admission import AdmissionMachine
+from skep.machines.admission.depending import Known
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
@@ -287,6 +288,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Cells):
         # What of it is kept in no promised order is compared as a set by its own summary.
         return _plain(value._summary())
+    if isinstance(value, Known):
+        return _plain(value.summary())
     if isinstance(value, dict):
         return [(key, _plain(inner)) for key, inner in value.items()]
     if isinstance(value, msgspec.Struct):
@@ -313,6 +316,8 @@ def _alike(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, Cells):
         return isinstance(other, Cells) and _alike(one._summary(), other._summary())
+    if isinstance(one, Known):
+        return isinstance(other, Known) and one.summary() == other.summary()
     if isinstance(one, dict):
         return (
             isinstance(other, dict)

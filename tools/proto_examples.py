@@ -11,6 +11,7 @@ from skep.wire import (
     admin,
     advice,
     array,
+    array_gate,
     bearing,
     changes,
     commands,
@@ -35,7 +36,17 @@ from skep.wire import (
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.roles import Role, Standing
-from skep.wire.spec import Elastic, JobSpec, Limits, Problem, Resources, Runtime, SizeHint, Topology
+from skep.wire.spec import (
+    After,
+    Elastic,
+    JobSpec,
+    Limits,
+    Problem,
+    Resources,
+    Runtime,
+    SizeHint,
+    Topology,
+)
 from tools.proto_access import ACCESS_FACTS, ASKED, WISHES
 from tools.proto_promises import PROMISE_FACTS
 from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
@@ -563,7 +574,8 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
         owner="ann",
     ),
     array.TasksCancelled(array="j21", tasks="8-99", whole=True, by="ann"),
-    array.TasksRetried(array="j21", number=130, tasks="1,4-6", at=AT, by="ann"),
+    array.ArrayOpened(array="j21"),
+    array.TasksRetried(array="j21", number=130, tasks="1,4-6", at=AT, by="ann", vc="nlp"),
     array.ArrayOver(array="j21", succeeded=97, failed=2, cancelled=1, at=AT),
 )
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
@@ -615,6 +627,15 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
         job="j17", why=Reason.WAITS_FOR_JOBS, at=AT, needs="j15", awaits=("j15", "j16"), begin=LATER
     ),
     facts.JobEligible(job="j17", at=LATER),
+    array_gate.ArraySeen(array="j21", vc="nlp", gated=True, after=After(ok=("j17",))),
+    array_gate.ArrayDeferred(
+        array="j21", why=Reason.WAITS_FOR_JOBS, at=AT, needs="j17", awaits=("j17",), begin=LATER
+    ),
+    array_gate.ArrayEligible(array="j21", at=LATER),
+    array_gate.ArrayBroken(
+        array="j21", at=LATER, detail="j17 failed; it was to run once that succeeds"
+    ),
+    array_gate.ArrayEnded(array="j21", end="failed", at=LATER),
     facts.JobBound(
         job="j17",
         attempt=1,

@@ -22,6 +22,7 @@ def test_services_die_amid_an_array_and_each_task_runs_once(
         f'test "$SKEP_ARRAY_INDEX" != 4 || test -e {again}'
     )
     array = nlp.accepted(nlp.spec(command, array="0-5%2"))
+    waits = nlp.accepted(nlp.spec("true", array="7", after={"fail": [array]}))
     gate.reached()
     for name in ("admission", "allocator", "gateway"):
         cluster.wait_back(name, cluster.kill(name))
@@ -29,6 +30,7 @@ def test_services_die_amid_an_array_and_each_task_runs_once(
 
     told = cluster.ended(array)
     assert (told["state"], counts(told)) == ("failed", {"total": 6, "succeeded": 5, "failed": 1})
+    assert counts(cluster.ended(waits)) == {"total": 1, "succeeded": 1}
     assert sorted(ran.read_text().splitlines()) == [f"{array} {index}" for index in range(6)]
     assert cluster.get(f"/v1/jobs/{array}_3")["task"] == f"{array}[3]"
     assert cluster.log(f"{array}_3") == "here\n"

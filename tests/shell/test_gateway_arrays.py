@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skep.wire import codec, subjects
 from skep.wire.node import Outcome
 from tests.gateway_kit import House, error, opened, submitted
+from tests.kit import spec
 
 pytestmark = pytest.mark.asyncio
 
@@ -154,3 +156,20 @@ async def test_an_array_of_another_tenant_is_not_there(house: House) -> None:
         assert told["error"]["text"] == f"there is no job {array}"
         await house.vision.json("DELETE", f"/v1/jobs/{path}", 404)
     assert error(await house.vision.get(f"/v1/jobs?array={array}", 404))[0] == "unknown-job"
+
+
+async def test_the_code_of_arrays_is_kept_whose_tasks_wait(house: House) -> None:
+    """No job names it: every task is yet to become one."""
+    code = "5f" * 32
+    held = codec.encode(spec(array="0-1", hold=True, code=code))
+    # As if the snapshot were there: the gateway lets only those pass.
+    house.cluster.broker.store(subjects.submit("nlp"), held, {subjects.KEY_HEADER: "k"})
+    array = "j1"
+    await house.caught_up()
+    assert house.gateway._named("nlp") == {code}
+    assert house.gateway._named("vision") == set()
+    await house.restart()
+    assert house.gateway._named("nlp") == {code}
+    await house.nlp.json("DELETE", f"/v1/jobs/{array}", 202)
+    await house.caught_up()
+    assert house.gateway._named("nlp") == set()

@@ -9,7 +9,7 @@ import pytest
 from skep.sim.arrayed import ArraysModel
 from skep.sim.history import run_seed
 from skep.sim.violation import ViolationError
-from skep.sim.workload import ARRAYS_FROM
+from skep.sim.workload import ARRAYS_FROM, GATED_FROM
 from skep.sim.world import Settings
 from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried
 from skep.wire.facts import Admitted
@@ -25,8 +25,15 @@ def test_every_invariant_holds() -> None:
     assert result.crashes
 
 
+def test_arrays_that_wait_and_are_waited_for_keep_every_invariant() -> None:
+    result = run_seed(GATED_FROM + 28, Settings(check_every=50))
+
+    assert not result.violation, result.violation
+    assert result.crashes
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [ARRAYS_FROM + 9, ARRAYS_FROM + 13])
+@pytest.mark.parametrize("seed", [ARRAYS_FROM + 9, ARRAYS_FROM + 13, GATED_FROM + 3])
 def test_every_invariant_holds_in_long_histories(seed: int) -> None:
     result = run_seed(seed, Settings(check_every=50))
 

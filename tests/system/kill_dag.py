@@ -3,10 +3,11 @@
     python -m tests.system.kill_dag [--jobs 60] [--kills 6] [--out FILE]
 
 One file of layers of six jobs: three wait by `ok` for two of the layer before them, one fails, one
-waits for that by `fail`, and one by `ok`, so that it is cancelled. The first layer is held until
-all are submitted. Every job notes its start and its end in a file. At the end every job must have
-ended once, as its dependencies say by themselves, and none may have started before them. Exits 1 if
-not.
+waits for that by `fail`, and one by `ok`, so that it is cancelled. One job of each layer is an
+array of several tasks, which waits and is waited for like the others. The first layer is held until
+all are submitted. Every job and task notes its start and its end in a file. At the end every one
+must have ended once, as its dependencies say by themselves, and none may have started before them.
+Exits 1 if not.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from typing import Any
 
 from tests.support.embedded import Embedded, until
 
-LAYER, FAILS = 6, 3
-"""Jobs of a layer, and the place of the one that fails."""
+LAYER, FAILS, ARRAY = 6, 3, 1
+"""Jobs of a layer, and the places of the one that fails and of the one that is an array."""
+TASKS, TASKS_TEXT = 5, "0-4%3"
 OPTIONS = ("--nodes", "2", "--gpus", "4", "--vc", "train=8", "--port", "0")
 VICTIMS = ("allocator", "admission")
 JOB = (
-    "import sys,time; note=open(sys.argv[1],'a'); print('start',time.time_ns(),file=note,"
+    "import os,sys,time; note=open(sys.argv[1]+os.environ.get('SKEP_ARRAY_INDEX',''),'a'); "
+    "print('start',time.time_ns(),file=note,"
     "flush=True); time.sleep(0.2); print('end',time.time_ns(),file=note,flush=True); "
     "sys.exit(int(sys.argv[2]))"
 )
@@ -70,6 +73,11 @@ def expected(jobs: int) -> list[str]:
     return ends
 
 
+def is_array(number: int) -> bool:
+    """Return whether the job of a number is an array."""
+    return number % LAYER == ARRAY
+
+
 class KillDag:
     """One run on a fresh cluster; `folder` takes what the jobs write."""
 
@@ -104,13 +112,15 @@ class KillDag:
     def spec(self, number: int) -> Row:
         """Return the spec of a job."""
         fails = "1" if number % LAYER == FAILS else "0"
-        note = str(self.folder / f"n{number}")
+        note = str(self.folder / f"n{number}-")
         tree: Row = {"name": f"n{number}", "vc": "train"}
+        if is_array(number):
+            tree["array"] = TASKS_TEXT
         tree["command"] = [sys.executable, "-c", JOB, note, fails]
         return {**tree, "after": after(number)} if after(number) else {**tree, "hold": True}
 
     def ended(self) -> int:
-        """Return how many jobs have ended."""
+        """Return how many jobs and arrays have ended."""
         return int(self.cluster.get("/v1/jobs?state=ended&limit=1")["total"])
 
     def at_least(self, count: int) -> bool:
@@ -118,12 +128,13 @@ class KillDag:
         return self.ended() >= count
 
     def noted(self, number: int) -> dict[str, list[int]]:
-        """Return when a job says that it started and ended (ns since 1970)."""
+        """Return when a job, or each task of an array, says that it started and ended (ns)."""
         found: dict[str, list[int]] = {"start": [], "end": []}
-        path = self.folder / f"n{number}"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            word, when = line.split()
-            found[word].append(int(when))
+        for task in range(TASKS) if is_array(number) else ("",):
+            path = self.folder / f"n{number}-{task}"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                word, when = line.split()
+                found[word].append(int(when))
         return found
 
     def problems(self, documents: list[Row]) -> Iterator[str]:
@@ -132,12 +143,13 @@ class KillDag:
             noted = self.noted(number)
             if row["state"] != end:
                 yield f"n{number} has {row['state']}, and was to have {end}"
-            if len(noted["start"]) != (end != "cancelled"):
-                yield f"n{number} ({end}) started {len(noted['start'])} times"
+            runs = (TASKS if is_array(number) else 1) if end != "cancelled" else 0
+            if (starts := len(noted["start"])) != runs:
+                yield f"n{number} ({end}) started {starts} times, and was to {runs} times"
             for names in after(number).values():
                 for name in names:
                     others = self.noted(int(name[1:]))["end"]
-                    if noted["start"] and others and noted["start"][0] < others[-1]:
+                    if noted["start"] and others and min(noted["start"]) < max(others):
                         yield f"n{number} started before the end of {name}"
 
 

@@ -273,12 +273,13 @@ def test_a_retry_begins_what_failed_as_jobs_of_their_own() -> None:
     assert house.said[-1] == ArrayOver(array="j1", succeeded=1, failed=2, cancelled=1, at=T0)
     assert house.said[-1].end == "failed"
     effects = house.retry("j1")
-    fact = TasksRetried(array="j1", number=house.sequence, tasks="1,3", at=T0)
+    fact = TasksRetried(array="j1", number=house.sequence, tasks="1,3", at=T0, vc="nlp")
     assert facts_of(effects) == [fact]
     assert house.publish(effects) == ["j1[1]", "j1[3]"]
     house.end(house.job_of("j1[1]"))
     house.end(house.job_of("j1[3]"))
-    assert house.said[-1] == ArrayOver(array="j1", succeeded=3, failed=0, cancelled=1, at=T0)
+    over = ArrayOver(array="j1", succeeded=3, failed=0, cancelled=1, at=T0, number=fact.number)
+    assert house.said[-1] == over
     refusal = problem(house.retry("j1"))
     assert refusal.reason is Reason.NOTHING_FAILED
     assert refusal.text == "`nlp` has no array j1 with tasks that failed"

@@ -51,9 +51,13 @@ def nested(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a message that may grow: not specs, clusters, problems, maps by name."""
+    """Yield the objects of a message that may grow: not specs, clusters, problems, maps by name.
+
+    Parts of specs are closed as they are.
+    """
     closed = {
         "spec",
+        "after",
         "problems",
         "cluster",
         "asked",

@@ -3,19 +3,21 @@
     queued --JobDeferred--> deferred --JobEligible--> queued
                             deferred --JobEnded--> over
 
-A deferred job waits for other jobs (`after`), for a time (`begin`), or is held. `awaited` is the
-index from a job to those that wait for its end. Ends are kept for dependencies that are yet to be
-judged: those of the latest ENDS_KEPT jobs.
+A deferred job waits for other jobs (`after`), for a time (`begin`), or is held. An array waits in
+the same way before its first task becomes a job (`array_facts`). `awaited` is the index from a job
+or an array to those that wait for its end. Ends are kept for dependencies that are yet to be
+judged: those of the latest ENDS_KEPT jobs and arrays.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from skep.ledger.job_state import Deferral, JobState, State
+from skep.ids import job_sequence
+from skep.ledger.job_state import ArrayState, Deferral, JobState, State
 from skep.ledger.records import JobOutcome
 from skep.ledger.state import ClusterState
-from skep.wire.facts import JobDeferred, JobEligible, JobEnded
+from skep.wire.facts import End, JobDeferred, JobEligible
 
 ENDS_KEPT = 10_000
 """Ends of jobs that are kept, at 200 bytes each. Admission knows of half as many ended jobs, and
@@ -29,7 +31,7 @@ def apply(state: ClusterState, fact: JobDeferred | JobEligible) -> None:
         case JobDeferred():
             _defer(state, job, fact)
         case JobEligible():
-            forget(state, job)
+            forget(state, job.job, job)
             job.move("JobEligible")
             job.waits, job.waiting_since = None, fact.at
             state.queue(job).add(job.entry)
@@ -48,51 +50,53 @@ def _defer(state: ClusterState, job: JobState, fact: JobDeferred) -> None:
         state.queue(job).remove(job.entry)
     job.deferral = Deferral(dict.fromkeys(fact.awaits), fact.begin, fact.held)
     state.deferred[job.job] = job
-    index(state, job)
+    index(state, job.job, job)
 
 
-def index(state: ClusterState, job: JobState) -> None:
-    """Note which jobs a deferred job waits for."""
-    assert job.deferral is not None, job
-    for name in job.deferral.awaits:
-        state.awaited.setdefault(name, {})[job.job] = None
+def index(state: ClusterState, name: str, waits: JobState | ArrayState) -> None:
+    """Note what a deferred job or array waits for."""
+    assert waits.deferral is not None, name
+    for other in waits.deferral.awaits:
+        state.awaited.setdefault(other, {})[name] = None
 
 
-def forget(state: ClusterState, job: JobState) -> None:
-    """Have a job wait outside of its queue no more: it enters that, or is over."""
-    assert job.deferral is not None, job
-    del state.deferred[job.job]
-    for name in job.deferral.awaits:
-        others = state.awaited[name]
-        del others[job.job]
+def forget(state: ClusterState, name: str, waits: JobState | ArrayState) -> None:
+    """Have a job or an array wait no more: it goes on, or is over."""
+    assert waits.deferral is not None, name
+    state.deferred.pop(name, None)
+    for other in waits.deferral.awaits:
+        others = state.awaited[other]
+        del others[name]
         if not others:
-            del state.awaited[name]
-    job.deferral = None
+            del state.awaited[other]
+    waits.deferral = None
 
 
-def ended(state: ClusterState, job: JobState, fact: JobEnded) -> None:
-    """Take over the end of a job: the jobs that waited for it wait for one less.
+def over(state: ClusterState, name: str, vc: str, end: End) -> None:
+    """Take over the end of a job or an array: what waited for it waits for one less.
 
     Args:
         state: Changed; whose turn it is to be looked at is in its `delta`.
-        job: The job that is over; it is in no queue any more.
-        fact: How it ended.
+        name: What is over; it waits for nothing any more.
+        vc: Its VC.
+        end: How it ended.
     """
-    state.ends[job.job] = JobOutcome(job.spec.vc, fact.end)
+    state.ends.pop(name, None)  # An array that was retried: it is the latest again.
+    state.ends[name] = JobOutcome(vc, end)
     if len(state.ends) > ENDS_KEPT:
         del state.ends[next(iter(state.ends))]
-    others = state.awaited.pop(job.job, None)
+    others = state.awaited.pop(name, None)
     if not others:
         return
-    for name in others:
-        deferral = state.jobs[name].deferral
-        assert deferral is not None, name
-        del deferral.awaits[job.job]
-    state.delta.resolves = tuple(sorted(others, key=lambda name: state.jobs[name].sequence))
+    for other in others:
+        waits = state.jobs.get(other) or state.arrays[other]
+        assert waits.deferral is not None, other
+        del waits.deferral.awaits[name]
+    state.delta.resolves = tuple(sorted(others, key=lambda other: job_sequence(other) or 0))
 
 
 def check(state: ClusterState) -> None:
-    """Assert that the jobs outside of their queues are those that wait, and what they wait for.
+    """Assert that what is outside of its queue is what waits, and what it waits for.
 
     Raises:
         AssertionError: They are not.
@@ -103,6 +107,11 @@ def check(state: ClusterState) -> None:
         assert (job.state is State.DEFERRED) == (job.job in state.deferred), job
         for name in job.deferral.awaits if job.deferral is not None else ():
             awaited.setdefault(name, {})[job.job] = None
+    for array in state.arrays.values():
+        assert array.gated or array.deferral is None, array
+        for name in array.deferral.awaits if array.deferral is not None else ():
+            awaited.setdefault(name, {})[array.array] = None
     assert awaited == state.awaited
-    assert all(name in state.jobs for name in awaited), awaited
-    assert not state.ends.keys() & state.jobs.keys()
+    assert all(name in state.jobs or name in state.arrays for name in awaited), awaited
+    assert not state.ends.keys() & (state.jobs.keys() | state.arrays.keys())
+    assert not state.arrays.keys() & state.jobs.keys()

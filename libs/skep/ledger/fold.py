@@ -8,6 +8,7 @@ from typing import Any, cast
 from skep.cells.nodes import Attempt, NodeState
 from skep.ids import attempt_id, job_of, job_sequence
 from skep.ledger import (
+    array_facts,
     attempts,
     cell_facts,
     change_facts,
@@ -26,6 +27,7 @@ from skep.ledger.job_state import GIVES_WAY, JobState, Part, State
 from skep.ledger.snapshot import Kept, restore
 from skep.ledger.state import ClusterState, apply_alarm
 from skep.units import Instant
+from skep.wire.array_gate import ArrayBroken, ArrayDeferred, ArrayEligible, ArrayEnded, ArraySeen
 from skep.wire.bearing import BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.changes import (
     AskOver,
@@ -258,13 +260,13 @@ def _job_ended(state: ClusterState, fact: JobEnded) -> None:
         if state.parked.pop(fact.job, None) is None:
             state.queue(job).remove(job.entry)
     elif job.state is State.DEFERRED:
-        deferral_facts.forget(state, job)
+        deferral_facts.forget(state, job.job, job)
     else:
         del state.placed[job.job]
         state.forget_borrowed(job)
         state.note_away(job, away=False)
     state.delta.ended = job.job
-    deferral_facts.ended(state, job, fact)
+    deferral_facts.over(state, job.job, job.spec.vc, fact.end)
     trial_facts.ended(state, job)
 
 
@@ -373,6 +375,11 @@ Handler = Callable[[ClusterState, Any], None]
 
 HANDLERS: dict[type[Any], Handler] = {
     AdviceFollowed: _advice_followed,
+    ArrayBroken: array_facts.apply,
+    ArrayDeferred: array_facts.apply,
+    ArrayEligible: array_facts.apply,
+    ArrayEnded: array_facts.apply,
+    ArraySeen: array_facts.apply,
     AskOver: change_facts.apply,
     AskTaken: change_facts.apply,
     BadCellBound: cell_facts.apply_bearing,

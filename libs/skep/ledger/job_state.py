@@ -25,7 +25,7 @@ from skep.wire.facts import Member, MemberGone
 from skep.wire.node import Door, Outcome
 from skep.wire.packs import GpusShared
 from skep.wire.reasons import Reason
-from skep.wire.spec import JobSpec
+from skep.wire.spec import After, JobSpec
 
 
 class State(StrEnum):
@@ -139,6 +139,21 @@ class Deferral(msgspec.Struct):
     awaits: dict[str, None]
     begin: Instant
     held: bool
+
+
+class ArrayState(msgspec.Struct):
+    """An array of which a task has not ended. Its tasks are jobs of their own, or none yet."""
+
+    array: str
+    vc: str
+    after: After | None = None
+    gated: bool = False
+    """None of its tasks is a job yet: it waits for something, or what it waits for cannot come."""
+    deferral: Deferral | None = None
+    waits: tuple[Reason, str] | None = None
+    """Why it waits, and the text that says for what."""
+    number: int = 0
+    """The request by which it was last retried after it had ended; 0: it was not."""
 
 
 class Successor(msgspec.Struct):

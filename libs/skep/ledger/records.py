@@ -13,7 +13,7 @@ from skep.wire.trials import Kind, TrialBegun
 
 
 class JobOutcome(NamedTuple):
-    """How a job ended, and in which VC it was."""
+    """How a job or an array ended, and in which VC it was."""
 
     vc: str
     end: End

@@ -16,7 +16,7 @@ from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
 from skep.ledger import cell_facts, deferral_facts, people, window_facts
 from skep.ledger.accounts import Account
-from skep.ledger.job_state import JobState, State
+from skep.ledger.job_state import ArrayState, JobState, State
 from skep.ledger.records import Cooling, JobOutcome, MoveCosts, Probe, Suspicion, Tries
 from skep.ledger.state import ClusterState, apply_alarm
 from skep.ledger.trial_facts import raise_rules
@@ -116,6 +116,12 @@ class EndsKept(msgspec.Struct, frozen=True, kw_only=True, tag="ends-kept"):
     ends: dict[str, JobOutcome]
 
 
+class ArrayStateKept(msgspec.Struct, frozen=True, tag="array-state-kept"):
+    """An array that has not ended."""
+
+    array: ArrayState
+
+
 class PlacedKept(msgspec.Struct, frozen=True, kw_only=True, tag="placed-kept"):
     """Jobs that hold or claim GPUs or are set aside, in the order of it. Comes last."""
 
@@ -138,6 +144,7 @@ Kept = (
     | PeopleKept
     | WindowsKept
     | EndsKept
+    | ArrayStateKept
     | PlacedKept
 )
 
@@ -180,6 +187,8 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         yield WindowsKept(window=window, opened=name in state.opened)
     for ends in _pieces(state.ends, ENDS):
         yield EndsKept(ends=ends)
+    for array in state.arrays.values():
+        yield ArrayStateKept(array)
     yield PlacedKept(
         jobs=tuple(state.placed),
         parked=tuple(state.parked),
@@ -272,10 +281,18 @@ def restore(state: ClusterState, kept: Kept) -> None:
             people.kept(state, kept.vc, kept.now, kept.accounts)
         case WindowsKept():
             window_facts.kept(state, kept.window, opened=kept.opened)
-        case EndsKept():
-            state.ends.update(kept.ends)
+        case EndsKept() | ArrayStateKept():
+            _take_awaited(state, kept)
         case PlacedKept():
             _place(state, kept)
+
+
+def _take_awaited(state: ClusterState, kept: EndsKept | ArrayStateKept) -> None:
+    """Take over ends, or an unfinished array: what others wait for beside jobs."""
+    if isinstance(kept, EndsKept):
+        state.ends.update(kept.ends)
+    else:
+        state.arrays[kept.array.array] = kept.array
 
 
 def _take_job(state: ClusterState, job: JobState) -> None:
@@ -301,7 +318,10 @@ def _place(state: ClusterState, kept: PlacedKept) -> None:
         state.note_away(state.jobs[name], away=True)
     state.deferred = {name: state.jobs[name] for name in kept.deferred}
     for job in state.deferred.values():
-        deferral_facts.index(state, job)
+        deferral_facts.index(state, job.job, job)
+    for array in state.arrays.values():
+        if array.deferral is not None:
+            deferral_facts.index(state, array.array, array)
     people.restored(state)
 
 

@@ -11,7 +11,7 @@ from skep.cells.state import Cells
 from skep.ids import attempt_id
 from skep.ledger.accounts import People
 from skep.ledger.delta import UNCHANGED, Delta
-from skep.ledger.job_state import JobState
+from skep.ledger.job_state import ArrayState, JobState
 from skep.ledger.queue import JobQueue
 from skep.ledger.records import JobOutcome, MoveCosts, Probes, Suspicion, Tries
 from skep.units import Instant
@@ -51,9 +51,11 @@ class ClusterState:
         self.deferred: dict[str, JobState] = {}
         """Jobs that wait for others, for a time or to be released: they are in no queue."""
         self.awaited: dict[str, dict[str, None]] = {}
-        """By unfinished job: the deferred jobs that wait for its end. Made from `deferred`."""
+        """By unfinished job or array: the jobs and arrays that wait for its end. Made from them."""
+        self.arrays: dict[str, ArrayState] = {}
+        """The arrays that have not ended."""
         self.ends: dict[str, JobOutcome] = {}
-        """How the latest jobs ended, oldest first."""
+        """How the latest jobs and arrays ended, oldest first."""
         self.reserved: dict[str, JobState] = {}
         """Jobs whose GPUs are claimed and still used by others."""
         self.borrowed: dict[str, JobState] = {}

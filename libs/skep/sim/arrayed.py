@@ -9,10 +9,12 @@ from skep.sim.violation import require
 from skep.wire.array import (
     ArrayAdmitted,
     ArrayFact,
+    ArrayOpened,
     ArrayOver,
     TasksCancelled,
     TasksRetried,
     from_ranges,
+    is_gated,
     task_of,
     tasks_of,
 )
@@ -32,6 +34,7 @@ class ModelArray:
         self.name, self.vc, self.most = fact.array, fact.spec.vc, tasks.most
         self.tasks: dict[int, str] = dict.fromkeys(tasks.indices(), WAITS)
         self.over = False
+        self.gated = is_gated(fact.spec)
 
     @property
     def waiting(self) -> int:
@@ -55,11 +58,15 @@ class ModelArray:
                 require(counts == seen, "I23", f"{self.name} ends as {counts}, and is {seen}")
                 require(sum(seen) == len(self.tasks), "I23", f"{self.name} ends too early")
                 self.over = True
+            case ArrayOpened():
+                require(self.gated, "I23", f"{self.name} waits for nothing")
+                self.gated = False
             case ArrayAdmitted():
                 require(False, "I23", f"{self.name} is admitted twice")
 
     def begins(self, index: int, job: str) -> None:
         """Take it that a task became a job."""
+        require(not self.gated, "I22", f"task {index} of {self.name} begins, which waits")
         self._move(index, WAITS, job)
         live = [stand for stand in self.tasks.values() if stand.startswith("j")]
         most = self.most or len(self.tasks)

@@ -21,7 +21,7 @@ from skep.sim.tried import Tried
 from skep.sim.violation import Key, ViolationError, require
 from skep.sim.waits import Waits
 from skep.units import Instant
-from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried
+from skep.wire.array import ArrayAdmitted, ArrayOpened, ArrayOver, TasksCancelled, TasksRetried
 from skep.wire.bearing import BadCell, BadCellBound, BadCellReturned
 from skep.wire.changes import (
     AskOver,
@@ -109,6 +109,12 @@ class AdmissionModel:
                     self._answer(fact)
                     self.arrays.take(fact)
                     self._few_enough(fact.spec.vc)
+                case ArrayOpened():
+                    said = fact.array in self._allocator.waits.opened
+                    require(said, "I22", f"the allocator has not said that {fact.array} may begin")
+                    held = fact.array in self._allocator.waits.held
+                    require(not held, "I22", f"{fact.array} starts and is held")
+                    self.arrays.take(fact)
                 case TasksCancelled() | TasksRetried() | ArrayOver():
                     self.arrays.take(fact)
                 case CancelAsked():

@@ -89,6 +89,8 @@ WAITS_FROM, WAITS_UNTIL = 6000, 7000
 """In histories with these seeds jobs wait for others or for a time, or are held."""
 ARRAYS_FROM, ARRAYS_UNTIL = 7000, 8000
 """In histories with these seeds tenants also submit arrays, and cancel and retry them."""
+GATED_FROM = 7500
+"""In those from this seed on jobs and arrays wait for one another or a time, or are held."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -146,6 +148,7 @@ class People:
         sharing: random.Random | None = None,
         waits: random.Random | None = None,
         arrays: random.Random | None = None,
+        gated: bool = False,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -153,7 +156,7 @@ class People:
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
-        jobs wait for beside GPUs, and `arrays` about arrays.
+        jobs wait for beside GPUs, and `arrays` about arrays, which wait too if they are `gated`.
         """
         self.place = "people"
         self.dead = False
@@ -178,6 +181,7 @@ class People:
         self._learned, self._explores = learned, explores
         self._sharing, self._waits = sharing, waits
         self._arrays = arrays
+        self._gated = gated
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -241,6 +245,8 @@ class People:
         own = [each for each in self._submitted_arrays if each.job and each.vc == vc]
         kind = rng.choice(KINDS[:2])
         spec = {"name": "array", "vc": vc, "command": ["job", kind, "1000", "opaque"]}
+        if self._gated and rng.random() < 0.7:
+            spec |= self._waiting_for(vc)
         wish = arrayed.wish(rng, [each.job for each in own], spec)
         match wish:
             case ("submit", tree):
@@ -443,6 +449,10 @@ class People:
         if jobs:
             one = rng.choice(jobs)
             self._ask(one.vc, {"ask": rng.choice(("hold", "release", "release")), "job": one.job})
+        arrays = [each for each in self._submitted_arrays if each.job]
+        if self._gated and arrays and rng.random() < 0.5:
+            array = rng.choice(arrays)
+            self._ask(array.vc, {"ask": rng.choice(("hold", "release")), "job": array.job})
         if self.left:
             self._timeline.after(int(rng.uniform(0.5, 5) * SECOND), self._hold)
 

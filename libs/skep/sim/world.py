@@ -31,6 +31,7 @@ from skep.sim.workload import (
     ARRAYS_FROM,
     ARRAYS_UNTIL,
     EXPLORES_FROM,
+    GATED_FROM,
     LATER_FROM,
     LEARNED_FROM,
     PEOPLE_FROM,
@@ -104,7 +105,8 @@ class World:
             learned=seed >= LEARNED_FROM,
             explores=seed >= EXPLORES_FROM,
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
-            waits=random.Random(seed + 4) if WAITS_FROM <= seed < WAITS_UNTIL else None,
+            waits=random.Random(seed + 4) if _waits(seed) else None,
+            gated=GATED_FROM <= seed < ARRAYS_UNTIL,
             arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
@@ -355,7 +357,10 @@ class World:
             if isinstance(answer, Admitted) and job not in watch.admission.over:
                 return f"admission does not know that {job} has ended"
         if unfinished := watch.admission.arrays.pending():
+            self._help_on()
             return unfinished
+        if watch.allocator.waits.arrays:
+            return f"arrays are unfinished: {list(watch.allocator.waits.arrays)}"
         lost = [number for number in watch.admission.asks if number not in watch.allocator.answered]
         if lost:
             return f"requests without an end: {lost}"
@@ -375,6 +380,9 @@ class World:
                 self.people.wake(name, each.spec.vc)
             if name in seen.waits.held:
                 self.people.release(name, each.spec.vc)
+        for name, array in seen.waits.arrays.items():
+            if name in seen.waits.held:
+                self.people.release(name, array.vc)
 
     def _deposed(self) -> str:
         """Return the first process of a role that does not know yet that an earlier one leads."""
@@ -452,3 +460,8 @@ def _movable(job: ModelJob) -> bool:
     """Return whether a job says that it can go on elsewhere."""
     words = job.spec.args or job.spec.command
     return isinstance(words, tuple) and words[-1] in ("moves", "grows", "fails")
+
+
+def _waits(seed: int) -> bool:
+    """Return whether in the history of a seed jobs wait for others or for a time, or are held."""
+    return WAITS_FROM <= seed < WAITS_UNTIL or GATED_FROM <= seed < ARRAYS_UNTIL

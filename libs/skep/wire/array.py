@@ -17,6 +17,7 @@ import msgspec
 from skep.ids import job_sequence
 from skep.units import Instant
 from skep.wire.message import Message
+from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
 TASKS_MAX = 10_000
@@ -74,6 +75,11 @@ class Tasks(msgspec.Struct, frozen=True):
     def indices(self) -> Iterator[int]:
         """Yield the indices in the order in which the tasks begin."""
         return chain.from_iterable(self.ranges)
+
+
+def is_gated(spec: JobSpec) -> bool:
+    """Return whether an array waits for something before its first task becomes a job."""
+    return spec.after is not None or spec.begin is not None or spec.hold
 
 
 def parse_array(text: str) -> Tasks | str:
@@ -210,7 +216,7 @@ def task_of_key(key: str) -> tuple[str, int] | None:
 
 
 def spec_of_task(spec: JobSpec, array: str, tasks: Tasks, index: int) -> JobSpec:
-    """Return the spec of the job that a task becomes.
+    """Return the spec of the job that a task becomes. What the array waited for has come.
 
     Args:
         spec: The spec of the array.
@@ -221,7 +227,9 @@ def spec_of_task(spec: JobSpec, array: str, tasks: Tasks, index: int) -> JobSpec
     values = (array, index, tasks.count, tasks.lowest, tasks.highest)
     told = dict(zip(VARIABLES, map(str, values), strict=True))
     task = task_id(array, index)
-    return msgspec.structs.replace(spec, array=None, task=task, env=spec.env | told)
+    return msgspec.structs.replace(
+        spec, array=None, task=task, env=spec.env | told, after=None, begin=None, hold=False
+    )
 
 
 # --- facts of admission --------------------------------------------------------------------------
@@ -246,13 +254,21 @@ class TasksCancelled(Message, frozen=True, tag="tasks-cancelled"):
     """Tasks that are not jobs yet end as cancelled. `tasks` are their indices, as ranges.
 
     With `whole` its jobs are to be cancelled as well: a `CancelAsked` follows for each. `by` is the
-    person; empty: the VC as a whole.
+    person; empty: the VC as a whole. `why` and `detail` say for what reason, if nobody asked.
     """
 
     array: str
     tasks: str
     whole: bool = False
     by: str = ""
+    why: Reason | None = None
+    detail: str = ""
+
+
+class ArrayOpened(Message, frozen=True, tag="array-opened"):
+    """An array waits for nothing more, as the allocator said: its tasks become jobs."""
+
+    array: str
 
 
 class TasksRetried(Message, frozen=True, tag="tasks-retried"):
@@ -266,12 +282,14 @@ class TasksRetried(Message, frozen=True, tag="tasks-retried"):
     tasks: str
     at: Instant
     by: str = ""
+    vc: str = ""
 
 
 class ArrayOver(Message, frozen=True, tag="array-over"):
     """Every task of an array has ended: so many in each way. A retry may begin it anew.
 
-    A task that failed and was retried counts by its latest end.
+    A task that failed and was retried counts by its latest end. `number` is that of the retry by
+    which it was last begun anew after it had ended; 0: it was not.
     """
 
     array: str
@@ -279,6 +297,7 @@ class ArrayOver(Message, frozen=True, tag="array-over"):
     failed: int
     cancelled: int
     at: Instant
+    number: int = 0
 
     @property
     def end(self) -> str:
@@ -291,4 +310,4 @@ class ArrayOver(Message, frozen=True, tag="array-over"):
         return "cancelled" if self.cancelled else "succeeded"
 
 
-ArrayFact = ArrayAdmitted | TasksCancelled | TasksRetried | ArrayOver
+ArrayFact = ArrayAdmitted | TasksCancelled | TasksRetried | ArrayOver | ArrayOpened

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from skep.units import Instant
 from skep.wire.array import ArrayFact
+from skep.wire.array_gate import GateFact
 from skep.wire.bearing import BadCell, BearingFact, CarriedHold
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
@@ -500,6 +501,7 @@ AllocatorFact = (
     | WindowFact
     | JobDeferred
     | JobEligible
+    | GateFact
 )
 
 # --- agent (its journal) -------------------------------------------------------------------

@@ -575,14 +575,6 @@ def _array(spec: JobSpec) -> Iterator[Problem]:
                 text="deadlines of arrays are not built yet",
                 suggestion=f"leave `{key}` out, or submit the tasks as jobs",
             )
-    for key in ("after", "begin", "hold"):
-        if getattr(spec, key):
-            yield Problem(
-                path=f"$.{key}",
-                reason=Reason.NOT_BUILT,
-                text="an array that waits for something is not built yet",
-                suggestion=f"leave `{key}` out, and submit the array when its time has come",
-            )
     given = {*spec.env, *spec.secrets, *spec.secret_files}
     for name in (name for name in VARIABLES if name in given):
         yield _bad(f"$.env.{name}", "left out: Skep gives it to each task of an array")

@@ -195,8 +195,9 @@ class After(_Part, frozen=True):
     """The jobs that must have ended before this one may start, by id or name, of the same VC.
 
     Those of `ok` must have succeeded, those of `fail` failed or been cancelled, those of `any`
-    ended however. A job whose dependencies can never be fulfilled is cancelled. Admission puts ids
-    in the place of names.
+    ended however. An array has ended once all of its tasks have: it has succeeded if all of these
+    have, else failed or been cancelled. A job whose dependencies can never be fulfilled is
+    cancelled. Admission puts ids in the place of names.
     """
 
     ok: Annotated[tuple[Words, ...], Meta(max_length=AFTER_MAX)] = ()
@@ -304,6 +305,7 @@ NOT_BUILT: dict[str, str] = {
     "sharing": "permission to share GPUs",
     "checkpoint": "checkpoint modes",
     "multi_job": "multi-jobs",
+    "max_parallel": "bounds on jobs at once, other than `%8` in `array: 0-99%8`,",
 }
 """Keys of the schema to come. They are refused as such: a wish ignored is worse than refused."""
 

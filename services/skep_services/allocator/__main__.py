@@ -7,6 +7,7 @@ from typing import Any
 
 from skep.machines.allocator import AllocatorMachine, Kept
 from skep.wire import subjects
+from skep.wire.array import ArrayAdmitted, ArrayOver, TasksRetried
 from skep.wire.changes import ChangeAsked
 from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
 from skep_services.adapters.clock import SystemClock
@@ -18,7 +19,10 @@ from skep_services.what_if import Drafter
 FOLLOW = (
     Follow(subjects.ADMIN),
     Follow(subjects.NODE),
-    Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked)),
+    Follow(
+        subjects.ADMISSION,
+        facts=(Admitted, CancelAsked, ChangeAsked, ArrayAdmitted, TasksRetried, ArrayOver),
+    ),
 )
 LISTEN = (
     subjects.HEARTBEATS,

@@ -91,9 +91,7 @@ def _places(rows: Rows, _: int) -> list[str]:
 
 def _whys(rows: Rows, _: int) -> list[str]:
     return [
-        tasks_text(counts)
-        if (counts := row.get("tasks"))
-        else why(row["state"], row["why"], row["needs"])
+        array_text(row) if row.get("tasks") else why(row["state"], row["why"], row["needs"])
         for row in rows
     ]
 
@@ -284,6 +282,16 @@ def why_of(row: dict[str, Any]) -> str:
 def id_of(row: dict[str, Any]) -> str:
     """Return what a job is called: a task by its array and index, such as `j7[3]`."""
     return str(row.get("task") or row["job"])
+
+
+AS_USUAL = ("waits-behind", "running", "succeeded", "failed", "cancelled")
+"""Reasons of arrays that the counts of their tasks tell better."""
+
+
+def array_text(row: dict[str, Any]) -> str:
+    """Return how the tasks of an array stand, and what it waits for if that is not its turn."""
+    said = why_of(row) if row["why"] not in AS_USUAL else ""
+    return f"{said}; {tasks_text(row['tasks'])}" if said else tasks_text(row["tasks"])
 
 
 def tasks_text(counts: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
-from skep_services.cli import code, exits, files, logs, render, specs, submit
+from skep_services.cli import code, exits, files, logs, render, run_array, specs, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.job_table import why_of
@@ -64,6 +64,9 @@ def options_run(parser: ArgumentParser) -> None:
     parser.add_argument("--begin", metavar="TIME", help="start no earlier: 2h, or a time with zone")
     parser.add_argument("--hold", action="store_true", help="start no earlier than `skep release`")
     parser.add_argument(
+        "--array", metavar="TASKS", help="run it as the tasks of an array, such as 0-9, 0-99%%8"
+    )
+    parser.add_argument(
         "--opportunistic", action="store_true", help="run on what is idle, and yield"
     )
     parser.add_argument(
@@ -104,6 +107,7 @@ def run_run(arguments: Namespace) -> int:
     """Submit a command, print its output here, and return how it ended: 0 only for success."""
     if not arguments.detach:
         logs.check_rank(arguments.rank, arguments.workers)
+        run_array.check(arguments.array, arguments.rank)
     client = client_of(arguments, PATIENCE_FOLLOWING_S)
     tree = spec_of(arguments)
     if "vc" not in tree:
@@ -124,7 +128,7 @@ def run_run(arguments: Namespace) -> int:
     job = str(result["job"])
     say(f"{job} {tree['name']} submitted")
     end_on_signals()
-    return attached(client, job, arguments)
+    return attached(client, job, arguments, array=arguments.array is not None)
 
 
 def end_on_signals() -> None:
@@ -173,6 +177,8 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         "env": dict(map(variable, arguments.env)),
     }
     tree.update({name: value for name, value in given.items() if value})
+    if arguments.array is not None:
+        tree["array"] = arguments.array
     return tree
 
 
@@ -200,24 +206,22 @@ def variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def attached(client: Client, job: str, arguments: Namespace) -> int:
-    """Print the job's output until it has ended; on an interrupt ask whether to cancel it.
+def attached(client: Client, job: str, arguments: Namespace, *, array: bool = False) -> int:
+    """Print the job's output, or how the tasks stand, until it has ended.
+
+    On an interrupt it asks whether to cancel the job.
 
     Args:
         client: The gateway; its connection is closed by an interrupt.
         job: The job's id.
         arguments: The `rank` whose output is wanted, and whether as `json`.
+        array: Whether it is an array.
 
     Returns:
         The exit code: 0 if the job succeeded, 1 if it ended otherwise, 130 after an interrupt.
     """
     try:
-        row = wait_started(client, job)
-        ranks = logs.ranks_of(arguments.rank, row)
-        take = logs.json_takers(ranks) if arguments.json else logs.takers(ranks)
-        following = Namespace(job=job, attempt=None)
-        logs.follow_ranks(following, client, ranks, take)
-        row = poll(client, job, "ended", None)
+        row = run_array.watched(client, job) if array else followed(client, job, arguments)
     except KeyboardInterrupt as interrupt:
         client.close()
         return interrupted(client, job, ask=not isinstance(interrupt, TerminatedError))
@@ -226,6 +230,16 @@ def attached(client: Client, job: str, arguments: Namespace) -> int:
     else:
         say(ended_text(row))
     return exits.OK if row["state"] == "succeeded" else exits.FAILED
+
+
+def followed(client: Client, job: str, arguments: Namespace) -> dict[str, Any]:
+    """Print the output of a job until it has ended; return its row."""
+    row = wait_started(client, job)
+    ranks = logs.ranks_of(arguments.rank, row)
+    take = logs.json_takers(ranks) if arguments.json else logs.takers(ranks)
+    following = Namespace(job=job, attempt=None)
+    logs.follow_ranks(following, client, ranks, take)
+    return poll(client, job, "ended", None)
 
 
 def wait_started(client: Client, job: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from skep.wire.array import (
     from_ranges,
 )
 from skep.wire.array import tasks_of as parsed
-from skep.wire.reasons import Reason
+from skep.wire.array_gate import ArrayBroken, ArrayDeferred, ArrayEligible, GateFact
+from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.rows import PLACED, Job, State, TaskCounts
 
 COUNTED = {
@@ -50,8 +51,8 @@ def is_task(job: Job) -> bool:
     )
 
 
-def take(array: Job, fact: ArrayFact) -> None:
-    """Take over what admission says of an array."""
+def take(array: Job, fact: ArrayFact | GateFact) -> None:
+    """Take over what admission says of an array, or the allocator of what it waits for."""
     counts = counts_of(array)
     match fact:
         case ArrayAdmitted():
@@ -61,11 +62,19 @@ def take(array: Job, fact: ArrayFact) -> None:
         case TasksCancelled():
             counts.cancelled += sum(1 for _ in from_ranges(fact.tasks))
             array.cancel_asked = array.cancel_asked or fact.whole
+            array.detail = fact.detail or array.detail
         case TasksRetried():
             counts.failed -= sum(1 for _ in from_ranges(fact.tasks))
             array.array_end, array.row.ended_at, array.cancel_asked = "", None, False
         case ArrayOver():
             array.array_end, array.row.ended_at = fact.end, fact.at
+            array.deferred, array.row.needs = False, ""
+        case ArrayDeferred():
+            array.row.why, array.row.needs, array.deferred = fact.why, fact.needs, True
+        case ArrayEligible() | ArrayBroken():
+            array.row.needs, array.deferred = "", False
+        case _:
+            pass  # What others wait for.
 
 
 def moved(array: Job, before: State, task: Job) -> None:
@@ -93,22 +102,34 @@ def why_of(array: Job) -> Reason | None:
         case State.SUCCEEDED:
             return Reason.SUCCEEDED
         case State.CANCELLED:
-            return Reason.CANCELLED
+            return Reason.DEPENDENCY_NEVER_SATISFIED if array.detail else Reason.CANCELLED
         case State.QUEUED:
-            return Reason.WAITS_BEHIND
+            waits = array.row.why if array.deferred else None
+            return Reason(waits) if waits else Reason.WAITS_BEHIND
         case _:
             return None
 
 
-def explain(array: Job) -> dict[str, Any]:
-    """Return the answer of `/v1/jobs/{job}/why` for an array."""
+def explain(
+    array: Job, waits_for: tuple[list[dict[str, str]], list[str]] = ([], [])
+) -> dict[str, Any]:
+    """Return the answer of `/v1/jobs/{job}/why` for an array.
+
+    Args:
+        array: The array.
+        waits_for: What it waits for before its tasks begin, and what would change that.
+    """
     row, counts = array.row, counts_of(array)
     text = counts.text()
     if counts.most and counts.waiting:
         text += f"; at most {counts.most} are jobs at once"
-    reasons = [{"reason": Reason.TASKS.value, "text": text, "needs": ""}]
-    hint = []
-    if not array.array_end:
+    reasons = [*waits_for[0], {"reason": Reason.TASKS.value, "text": text, "needs": ""}]
+    hint = waits_for[1]
+    if row.why == (never := Reason.DEPENDENCY_NEVER_SATISFIED):
+        reasons.insert(0, {"reason": never.value, "text": TEXT[never], "needs": array.detail})
+    elif hint:
+        pass
+    elif not array.array_end:
         hint = [f"`skep ps --array {row.job}` lists its jobs; each of them says why it waits"]
     elif counts.failed > 0:
         hint = [f"`skep retry {row.job}` begins the failed tasks anew"]

@@ -34,7 +34,22 @@ from skep.ledger.state import ClusterState
 from skep.units import Instant
 from skep.wire import codec
 from skep.wire.admin import DrainNode, QuarantineGpu, SetVcs
-from skep.wire.array import ArrayAdmitted, ArrayOver, TasksCancelled, TasksRetried, task_of
+from skep.wire.array import (
+    ArrayAdmitted,
+    ArrayOpened,
+    ArrayOver,
+    TasksCancelled,
+    TasksRetried,
+    task_of,
+)
+from skep.wire.array_gate import (
+    ArrayBroken,
+    ArrayDeferred,
+    ArrayEligible,
+    ArrayEnded,
+    ArraySeen,
+    GateFact,
+)
 from skep.wire.bearing import BadCellBound, BadCellReturned, RulesRaised, SetLed
 from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.facts import (
@@ -357,6 +372,8 @@ class Fold:
                 job = None
             case ArrayAdmitted() | TasksCancelled() | TasksRetried() | ArrayOver():
                 job = self._array_fact(fact)
+            case ArrayOpened():
+                return  # The allocator's ArrayEligible says it.
             case PromiseJudged() | PromiseMade() | PromiseMoved() | PromiseBroken() | PromiseKept():
                 job = self._job(fact.job)
                 pledging.count(self.promises, self.broken, fact)
@@ -366,7 +383,7 @@ class Fold:
                 return  # The others repeat what the allocator's facts say.
         self.note(fact, at, describe(fact), job)
 
-    def _array_fact(self, fact: arrays.ArrayFact) -> Job | None:
+    def _array_fact(self, fact: arrays.ArrayFact | GateFact) -> Job | None:
         array = self._job(fact.array)
         if array is not None:
             if isinstance(fact, ArrayAdmitted):
@@ -439,6 +456,8 @@ class Fold:
                 pass  # Only the ledger's state has these.
             case CancelAsked():
                 pass  # Admission's fact of the same name says it.
+            case ArraySeen() | ArrayDeferred() | ArrayEligible() | ArrayBroken() | ArrayEnded():
+                self.note(fact, at, describe(fact), self._array_fact(fact))
             case TrialBegun() | TrialOver():
                 self.ledger.apply(fact)
                 for name in trial_jobs(fact):
@@ -721,7 +740,7 @@ class Fold:
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         row.task, row.labels = spec.task, spec.labels
         job.trace, job.spec_whole = fact.trace, True
-        job.pinned = spec.resources.pinned
+        job.pinned, job.code = spec.resources.pinned, spec.code
         self._specs[job.sequence] = codec.encode(spec)
 
 

@@ -223,9 +223,11 @@ class Gateway:
         self._collecting = asyncio.create_task(self.code_store.collect_for_ever())
 
     def _named(self, vc: str) -> set[str]:
-        """Return the snapshots that unfinished jobs of a VC name, and its searches."""
-        jobs = self.indexer.fold.state.jobs.values()
+        """Return the snapshots that unfinished jobs, arrays and searches of a VC name."""
+        fold = self.indexer.fold
+        jobs, arrays = fold.state.jobs.values(), fold.arrays.values()
         named = {job.spec.code for job in jobs if job.spec.vc == vc and job.spec.code}
+        named |= {array.code for array in arrays if array.row.vc == vc and array.code}
         return named | self.searches.code_of(vc)
 
     async def _forget(self, why: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from skep.units import NS_PER_SECOND
 from skep.wire import (
     array,
+    array_gate,
     changes,
     facts,
     findings,
@@ -292,9 +293,18 @@ def _of_array(fact: Any) -> Line | None:
     match fact:
         case array.ArrayAdmitted(spec=spec):
             return Line(f"is an array of the tasks {spec.array}")
+        case array.TasksCancelled(why=why) if why is not None:
+            return None  # The allocator said why.
         case array.TasksCancelled(tasks=tasks, whole=whole):
             named = "the array" if whole else f"task {tasks}"
             return Line(f"cancellation of {named} asked for", reason=Reason.CANCELLED)
+        case array_gate.ArrayDeferred(why=why, needs=needs):
+            return Line(f"waits before its tasks begin: {_why(why, needs)}", reason=why)
+        case array_gate.ArrayEligible():
+            return Line("its tasks begin as there is room")
+        case array_gate.ArrayBroken(detail=detail):
+            why = Reason.DEPENDENCY_NEVER_SATISFIED
+            return Line(f"is cancelled: {_why(why, detail)}", reason=why)
         case array.TasksRetried(tasks=tasks):
             return Line(f"the tasks {tasks} are begun again", reason=Reason.REQUESTED)
         case array.ArrayOver(succeeded=succeeded, failed=failed, cancelled=cancelled):

@@ -9,6 +9,7 @@ from skep.cells.decide.explain import explain_wait
 from skep.cells.levels import gpus_owned
 from skep.cells.nodes import NodeState
 from skep.ledger.attempts import request
+from skep.ledger.job_state import ArrayState
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.deadline import told
 from skep.wire.reasons import TEXT, Reason
@@ -34,6 +35,12 @@ CELLS_NAMED = 8
 """Cells of a VC that are named with the jobs inside; with more it says how many."""
 AWAITED = {"ok": "succeeds", "any": "ends", "fail": "fails or is cancelled"}
 """What a job waits for another to do, by the kind of the dependency."""
+OF_ARRAY = {
+    "ok": "has ended and all of its tasks succeeded",
+    "any": "has ended",
+    "fail": "has ended and a task failed or was cancelled",
+}
+"""The same where the other is an array."""
 JOBS_NAMED = 4
 """Jobs named in one sentence whose end would help; with more it says how many."""
 
@@ -42,7 +49,8 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
     """Return the answer of `/v1/jobs/{job}/why`."""
     row = job.row
     if row.tasks is not None:
-        return arrays.explain(job)
+        waits = job.deferred and row.state is State.QUEUED
+        return arrays.explain(job, _deferred(job, fold, now)) if waits else arrays.explain(job)
     reasons: list[dict[str, str]] = []
     would_change: list[str] = []
     match row.state:
@@ -90,7 +98,8 @@ def _by_person(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:
 
 def _deferred(job: Job, fold: Fold, now: Instant) -> tuple[list[dict[str, str]], list[str]]:
     """Explain a job that waits outside of its queue: everything that it waits for."""
-    waiting = fold.state.jobs.get(job.row.job)
+    name = job.row.job
+    waiting = fold.state.jobs.get(name) or fold.state.arrays.get(name)
     deferral = waiting.deferral if waiting is not None else None
     if waiting is None or deferral is None:  # The state may be older than the row.
         return [_reason(job.row.why, job.row.needs)], []
@@ -98,14 +107,16 @@ def _deferred(job: Job, fold: Fold, now: Instant) -> tuple[list[dict[str, str]],
     if deferral.held:
         reasons.append(_reason(Reason.HELD, ""))
         changes.append(f"`skep release {job.row.job}`")
-    for kind, _, name in waiting.spec.after.named() if waiting.spec.after is not None else ():
+    after = waiting.after if isinstance(waiting, ArrayState) else waiting.spec.after
+    for kind, _, name in after.named() if after is not None else ():
         if name not in deferral.awaits:
             continue
-        other = fold.active.get(name)
+        what, does = ("array", OF_ARRAY) if name in fold.state.arrays else ("job", AWAITED)
+        other = fold.active.get(name) or fold.arrays.get(name)
         state = f", which is {other.row.state}" if other is not None else ""
-        text = f"it waits until this job {AWAITED[kind]}{state}"
+        text = f"it waits until this {what} {does[kind]}{state}"
         reasons.append({"reason": Reason.WAITS_FOR_JOBS.value, "text": text, "needs": name})
-        changes.append(f"{name} {AWAITED[kind]}")
+        changes.append(f"{name} {does[kind]}")
     if deferral.begin > now:
         begin = told(deferral.begin)
         text = "it may not begin before this time"

@@ -3,6 +3,8 @@
     waiting --Admitted--> job --JobOver--> ended --TasksRetried--> waiting
             --TasksCancelled--> ended
 
+An array with `after`, `begin` or `hold` is gated: none of its tasks becomes a job before the
+allocator says that it waits for nothing more (`ArrayOpened`), and that is said once.
 An array is one record. Its tasks wait here and not in the allocator's queues: only as many are jobs
 as may run at once, and of these only AHEAD that have not begun. A task becomes a job as any
 submission does: admission publishes it to SUBMIT, as the array's owner and with a key of its own,
@@ -24,11 +26,13 @@ from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.array import (
     ArrayAdmitted,
+    ArrayOpened,
     ArrayOver,
     TasksCancelled,
     TasksRetried,
     as_ranges,
     from_ranges,
+    is_gated,
     key_of,
     mark_of,
     spec_of_task,
@@ -73,9 +77,19 @@ class Array(msgspec.Struct, kw_only=True):
     cancelling: bool = False
     """It is to end: its jobs are cancelled, and none of its tasks becomes one."""
     over: bool = False
+    retried: int = 0
+    """The request by which it was last retried after it had ended."""
+    gated: bool = False
+    """It waits for something: none of its tasks becomes a job yet."""
 
     def next(self) -> Iterator[int]:
-        """Return the tasks that may become jobs now."""
+        """Return the tasks that may become jobs now. The next ones follow them, none is left out.
+
+        What was published may come at any later time: what was in here once stays, until it is a
+        job or cancelled.
+        """
+        if self.gated:
+            return iter(())
         room = AHEAD - self.queued
         if self.most:
             room = min(room, self.most - len(self.live))
@@ -97,6 +111,8 @@ class ArrayKept(msgspec.Struct, frozen=True, tag="array-kept"):
     tries: tuple[tuple[int, int], ...]
     cancelling: bool
     over: bool
+    gated: bool = False
+    retried: int = 0
 
 
 class Arrays:
@@ -156,6 +172,7 @@ class Arrays:
             failed=len(array.failed),
             cancelled=array.cancelled,
             at=now,
+            number=array.retried,
         )
 
     def touched(self) -> list[str]:
@@ -210,9 +227,15 @@ class Arrays:
             mark=mark_of(fact.trace),
             most=tasks.most,
             waiting=deque(tasks.indices()),
+            gated=is_gated(fact.spec),
         )
         self._touched[fact.array] = None
         return array
+
+    def opened(self, fact: ArrayOpened) -> None:
+        """Take over that an array waits for nothing more."""
+        self.arrays[fact.array].gated = False
+        self._touched[fact.array] = None
 
     def admitted(self, task: str, job: str) -> Array:
         """Take over that a task became a job; return its array."""
@@ -265,6 +288,7 @@ class Arrays:
             del array.failed[index]
             array.tries[index] = array.tries.get(index, 1) + 1
         array.waiting.extend(again)
+        array.retried = fact.number if array.over else array.retried
         array.over = False
         if fact.array in self._ended:
             del self._ended[fact.array]
@@ -306,6 +330,8 @@ class Arrays:
             tries=tuple(array.tries.items()),
             cancelling=array.cancelling,
             over=array.over,
+            gated=array.gated,
+            retried=array.retried,
         )
 
     def restore(self, kept: ArrayKept) -> Array:
@@ -323,6 +349,8 @@ class Arrays:
             tries=dict(kept.tries),
             cancelling=kept.cancelling,
             over=kept.over,
+            gated=kept.gated,
+            retried=kept.retried,
         )
         self.arrays[kept.array] = array
         if kept.over:
@@ -351,6 +379,7 @@ class Arrays:
             assert not tasks.most or len(array.live) <= tasks.most, name
             assert 0 <= array.queued <= min(AHEAD, len(array.live)), name
             assert array.over is (name in self._ended), name
+            assert not array.gated or not (array.live or array.failed or array.succeeded), name
             assert not array.over or (array.failed and not (array.waiting or array.live)), name
 
 

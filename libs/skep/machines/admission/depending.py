@@ -1,18 +1,17 @@
-"""The jobs that a submission may wait for: by id or name, of its VC, unfinished or ended recently.
+"""What a submission may wait for: jobs and arrays of its VC, unfinished or ended recently.
 
-A name means the one unfinished job of the VC that has it; if none is unfinished, the one that ended
-recently. How a job ended makes no difference here: the allocator judges it, so that it makes none
-either how fast the jobs of a pipeline are submitted.
+A name means the one unfinished job or array of the VC that has it; if none is unfinished, the one
+that ended recently. The jobs of an array's tasks have no name here. How something ended makes no
+difference here: the allocator judges it, so that it makes none either how fast the jobs of a
+pipeline are submitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-from itertools import islice
-
 import msgspec
 
 from skep.ids import job_sequence
+from skep.wire.array import task_of
 from skep.wire.reasons import Reason
 from skep.wire.spec import After, JobSpec, Problem
 
@@ -25,7 +24,7 @@ VcName = tuple[str, str]
 
 
 class Known:
-    """The jobs that can be named: `jobs` maps a job to its VC and name."""
+    """The jobs and arrays that can be named: each with its VC and name."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -39,6 +38,13 @@ class Known:
         """Take in an unfinished job."""
         self.unfinished[job] = vc, name
         self._named.setdefault((vc, name), {})[job] = None
+
+    def again(self, array: str, vc: str, name: str) -> None:
+        """Take in that an array that has ended is unfinished again."""
+        named = self.ended.pop(array, None)
+        if named is not None:
+            _drop(self._named_ended, named, array)
+        self.add(array, vc, name)
 
     def over(self, job: str) -> None:
         """Take in that a job is over."""
@@ -54,13 +60,8 @@ class Known:
             oldest = next(iter(self.ended))
             _drop(self._named_ended, self.ended.pop(oldest), oldest)
 
-    def resolved(self, spec: JobSpec, arrays: Container[str]) -> JobSpec | list[Problem]:
-        """Return a spec with ids in the place of names, or what is wrong with its `after`.
-
-        Args:
-            spec: The spec.
-            arrays: The ids that are arrays.
-        """
+    def resolved(self, spec: JobSpec) -> JobSpec | list[Problem]:
+        """Return a spec with ids in the place of names, or what is wrong with its `after`."""
         if spec.after is None:
             return spec
         jobs: dict[str, list[str]] = {"ok": [], "any": [], "fail": []}
@@ -68,7 +69,7 @@ class Known:
         problems: list[Problem] = []
         for kind, at, name in spec.after.named():
             path = f"$.after.{kind}[{at}]"
-            found = _an_array(path, name) if name in arrays else self._find(spec.vc, path, name)
+            found = self._find(spec.vc, path, name)
             if found in seen:
                 found = _twice(path, name)
             if isinstance(found, Problem):
@@ -85,11 +86,14 @@ class Known:
         """Return the id of a job that is named by its id or name."""
         if job_sequence(name) is not None:
             return self._by_id(vc, path, name)
+        if task_of(name) is not None:
+            return _a_task(path, name)
         found = self._named.get((vc, name)) or self._named_ended.get((vc, name)) or {}
         if len(found) == 1:
             return next(iter(found))
         if found:
-            shown = ", ".join(islice(found, NAMED_MAX))
+            first = sorted(found, key=lambda job: job_sequence(job) or 0)[:NAMED_MAX]
+            shown = ", ".join(first)
             more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
             return Problem(
                 path=path,
@@ -117,8 +121,8 @@ class Known:
         )
 
     def summary(self) -> tuple[list[tuple[str, VcName]], list[tuple[str, VcName]]]:
-        """Return what the facts tell of them, in order, to be compared."""
-        return list(self.unfinished.items()), list(self.ended.items())
+        """Return what the facts tell of them, to be compared; what ended in its order."""
+        return sorted(self.unfinished.items()), list(self.ended.items())
 
     def check(self) -> None:
         """Assert that the indexes are of these jobs.
@@ -133,12 +137,12 @@ class Known:
             assert named == index
 
 
-def _an_array(path: str, name: str) -> Problem:
+def _a_task(path: str, name: str) -> Problem:
     return Problem(
         path=path,
         reason=Reason.NOT_BUILT,
-        text=f"{name} is an array: a job that waits for a whole array is not built yet",
-        suggestion=f"name jobs of its tasks: `skep ps -a --array {name}` lists them",
+        text=f"{name} is a task: to wait for one task of an array is not built",
+        suggestion=f"name the whole array, or the job that the task is: `skep show {name}`",
     )
 
 

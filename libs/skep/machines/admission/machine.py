@@ -44,6 +44,8 @@ from skep.wire.advice import Advice, Outlook, QueueAdvice
 from skep.wire.array import (
     ARRAY_KEYS,
     ArrayAdmitted,
+    ArrayFact,
+    ArrayOpened,
     ArrayOver,
     TasksCancelled,
     TasksRetried,
@@ -52,8 +54,19 @@ from skep.wire.array import (
     task_of_key,
     tasks_of,
 )
+from skep.wire.array_gate import ArrayBroken, ArrayEligible
 from skep.wire.bounds import UNDECODABLE
-from skep.wire.changes import Ask, AskPack, AskPriority, AskResize, AskRetry, ChangeAsked, parse_ask
+from skep.wire.changes import (
+    Ask,
+    AskHold,
+    AskPack,
+    AskPriority,
+    AskRelease,
+    AskResize,
+    AskRetry,
+    ChangeAsked,
+    parse_ask,
+)
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
@@ -281,10 +294,30 @@ class AdmissionMachine:
                 self.promising.heard(fact, self.vcs, now, self._record)
             elif (roles := self.allowing.seen(fact)) is not None:
                 self._record(roles)
+            elif isinstance(fact, ArrayEligible | ArrayBroken):
+                self._gate(fact)
             elif isinstance(fact, NodeAdded):
                 self._added(fact.joined)
             elif isinstance(fact, CellsSet) and fact.cluster != self.cells:
                 self._record(CellsSeen(cluster=fact.cluster))
+
+    def _gate(self, fact: ArrayEligible | ArrayBroken) -> None:
+        """Take over that an array waits for nothing more, or for what can never come."""
+        array = self.arrays.unfinished(fact.array)
+        if array is None or not array.gated or array.cancelling:
+            return
+        if isinstance(fact, ArrayEligible):
+            self._record(ArrayOpened(array=fact.array))
+            return
+        self._record(
+            TasksCancelled(
+                array=fact.array,
+                tasks=as_ranges(array.waiting),
+                whole=True,
+                why=Reason.DEPENDENCY_NEVER_SATISFIED,
+                detail=fact.detail,
+            )
+        )
 
     def _began(self, name: str) -> None:
         """Take over that a job has GPUs, where that makes room for a further one.
@@ -342,12 +375,14 @@ class AdmissionMachine:
                 self.active.update(kept.jobs)
                 for name, job in kept.jobs:
                     self._count_queued(job, 1)
-                    self.known.add(name, job.vc, job.name)
+                    self.known.add(name, job.vc, job.task or job.name)
                     if job.task:
                         self.arrays.restore_job(job.task, name, began=job.began)
             case ArrayKept():
                 array = self.arrays.restore(kept)
                 self._add_queued((array.spec.vc, array.person), len(array.waiting))
+                if not array.over:
+                    self.known.add(kept.array, array.spec.vc, array.spec.name)
             case KeysKept():
                 self.keys.update(((vc, key), job) for vc, key, job in kept.keys)
             case RefusedKept():
@@ -390,7 +425,7 @@ class AdmissionMachine:
                 self.allowing.apply(fact)
             case JobOver():
                 self._apply_over(fact)
-            case ArrayAdmitted() | TasksCancelled() | TasksRetried() | ArrayOver():
+            case ArrayAdmitted() | ArrayOpened() | TasksCancelled() | TasksRetried() | ArrayOver():
                 self._apply_array(fact)
             case (
                 PromiseJudged()
@@ -420,7 +455,7 @@ class AdmissionMachine:
             name=fact.spec.name,
         )
         self.active[fact.job] = job
-        self.known.add(fact.job, job.vc, job.name)
+        self.known.add(fact.job, job.vc, job.task or job.name)
         self.count(job, 1)
         if job.task:
             self._count_waiting(self.arrays.admitted(job.task, fact.job), -1)
@@ -486,7 +521,8 @@ class AdmissionMachine:
                 whose = array.spec.vc, array.person
                 queued[whose] = queued.get(whose, 0) + len(array.waiting)
         assert self.queued == queued
-        assert self.known.unfinished.keys() == self.active.keys()
+        arrays = {name for name, array in self.arrays.arrays.items() if not array.over}
+        assert self.known.unfinished.keys() == self.active.keys() | arrays
         self.known.check()
         self.arrays.check()
         self.pledges.check()
@@ -675,11 +711,7 @@ class AdmissionMachine:
             return [problem]
         judged = self._within_quota(parsed, jobs)
         fitting = self._fitting(judged) if isinstance(judged, JobSpec) else judged
-        return (
-            self.known.resolved(fitting, self.arrays.arrays)
-            if isinstance(fitting, JobSpec)
-            else fitting
-        )
+        return self.known.resolved(fitting) if isinstance(fitting, JobSpec) else fitting
 
     def _fitting(self, spec: JobSpec) -> JobSpec | list[Problem]:
         """Return the spec, or why no cell can ever serve it, with what would fit.
@@ -803,21 +835,28 @@ class AdmissionMachine:
                 self._record(over)
         self._effects += self.arrays.follow(now)
 
-    def _apply_array(self, fact: ArrayAdmitted | TasksCancelled | TasksRetried | ArrayOver) -> None:
+    def _apply_array(self, fact: ArrayFact) -> None:
         match fact:
             case ArrayAdmitted():
                 self._answered(fact.array, fact.spec.vc, fact.key, fact.owner)
                 array = self.arrays.begin(fact, person_of(fact.owner, fact.spec.labels))
                 self._count_waiting(array, len(array.waiting))
+                self.known.add(fact.array, fact.spec.vc, fact.spec.name)
+            case ArrayOpened():
+                self.arrays.opened(fact)
             case TasksCancelled():
                 array, gone = self.arrays.cancelled(fact)
                 self._count_waiting(array, -gone)
             case TasksRetried():
+                if self.arrays.unfinished(fact.array) is None:
+                    spec = self.arrays.arrays[fact.array].spec
+                    self.known.again(fact.array, spec.vc, spec.name)
                 array, again = self.arrays.retried(fact)
                 self._count_waiting(array, again)
                 self.last_asked = fact.number
             case ArrayOver():
                 self.arrays.end(fact)
+                self.known.over(fact.array)
 
     # --- cancellations, tenants, hardware ----------------------------------------------------
 
@@ -962,19 +1001,16 @@ class AdmissionMachine:
         if problem is None:
             tasks = as_ranges(array.failed)
             self._record(
-                TasksRetried(array=name, number=event.number, tasks=tasks, at=event.at, by=person)
+                TasksRetried(
+                    array=name, number=event.number, tasks=tasks, at=event.at, by=person, vc=vc
+                )
             )
         return problem
 
     def _change_problem(self, ask: Ask, vc: str, person: str) -> Problem | None:
         problem = self._forbidden(action_of(ask), ask.job, person, vc)
         if problem is None and ask.job not in self.active:
-            problem = Problem(
-                path="$.job",
-                reason=Reason.CANNOT,
-                text=f"{ask.job} is an array, and only its jobs can be changed",
-                suggestion=f"name a task that is a job: `skep ps --array {ask.job}` lists them",
-            )
+            return self._array_change_problem(ask)
         targets = [name.strip() for name in getattr(ask, "to", "").split(",")]
         target = next((name for name in targets if name and name not in self.nodes), "")
         if problem is None and target:
@@ -998,6 +1034,18 @@ class AdmissionMachine:
         if problem is None and isinstance(ask, AskPriority) and vc in self.vcs:
             problem = self.allowing.priority(ask, person, vc, self.vcs[vc])
         return problem
+
+    def _array_change_problem(self, ask: Ask) -> Problem | None:
+        """Return why an array cannot be changed so. It can be held before its tasks are jobs."""
+        if isinstance(ask, AskRelease):
+            return None
+        hint = f"name a task that is a job: `skep ps --array {ask.job}` lists them"
+        text = f"{ask.job} is an array, and only its jobs can be changed"
+        if isinstance(ask, AskHold):
+            if self.arrays.arrays[ask.job].gated:
+                return None
+            text = f"tasks of {ask.job} have begun to be jobs: it cannot be held as a whole"
+        return Problem(path="$.job", reason=Reason.CANNOT, text=text, suggestion=hint)
 
     def _added(self, joined: NodeJoined) -> None:
         gpus: dict[str, int] = {}

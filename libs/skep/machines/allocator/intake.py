@@ -16,6 +16,7 @@ from skep.machines.allocator.transaction import Transaction
 from skep.policy.check import cluster_problems
 from skep.units import Instant
 from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
+from skep.wire.array import ArrayAdmitted, ArrayOver, TasksRetried
 from skep.wire.changes import ChangeAsked
 from skep.wire.codec import ServiceFact
 from skep.wire.facts import (
@@ -66,6 +67,8 @@ def admitted(tx: Transaction, fact: ServiceFact, now: Instant) -> None:
             _cancel(tx, fact.job, now)
         case ChangeAsked():
             requests.ask(tx, fact, now)
+        case ArrayAdmitted() | TasksRetried() | ArrayOver():
+            deferring.array(tx, fact, now)
         case _:
             pass  # Refusals, keys and admission's own views are not placement.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skep.ledger import sharing
-from skep.ledger.job_state import JobState, State
+from skep.ledger.job_state import ArrayState, JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import deferring
 from skep.machines.allocator.changes import (
@@ -50,8 +50,11 @@ def ask(tx: Transaction, fact: ChangeAsked, now: Instant) -> None:
     """
     if fact.number <= tx.state.last_asked:
         return  # Read again after a restart.
-    job = tx.state.jobs.get(fact.ask.job)
+    job, array = tx.state.jobs.get(fact.ask.job), tx.state.arrays.get(fact.ask.job)
     taken = AskTaken(job=fact.ask.job, number=fact.number, ask=fact.ask)
+    if array is not None and isinstance(fact.ask, AskHold | AskRelease):
+        _hold_array(tx, array, taken, now)
+        return
     if job is None:
         change_ends.over(tx, taken, Result.REFUSED, now, Reason.ALREADY_ENDED)
         return
@@ -95,6 +98,19 @@ def _hold(tx: Transaction, job: JobState, taken: AskTaken, now: Instant) -> None
     else:
         text = f"it is {job.state}: `skep suspend` has a running job stand still"
         change_ends.over(tx, taken, Result.REFUSED, now, Reason.HAS_GPUS, text)
+        return
+    change_ends.over(tx, taken, Result.DONE, now)
+
+
+def _hold_array(tx: Transaction, array: ArrayState, taken: AskTaken, now: Instant) -> None:
+    """Hold an array whose tasks are no jobs yet, or release one that is held."""
+    if not isinstance(taken.ask, AskHold):
+        deferring.release(tx, array, now)
+    elif array.deferral is not None:
+        deferring.hold(tx, array, now)
+    else:
+        text = "its tasks have begun to be jobs: hold those of its jobs that wait"
+        change_ends.over(tx, taken, Result.REFUSED, now, Reason.CANNOT, text)
         return
     change_ends.over(tx, taken, Result.DONE, now)
 
