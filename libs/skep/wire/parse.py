@@ -38,6 +38,7 @@ from skep.wire.spec import (
     WORKERS_MAX,
     After,
     Elastic,
+    Environment,
     JobSpec,
     Late,
     Limits,
@@ -329,6 +330,8 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     if spec.python is not None and not _is_program(spec.python):
         yield _bad("$.python", "the full path of an interpreter, or its name, such as `python3.12`")
     yield from _folders(spec)
+    if spec.environment is not None:
+        yield from _environment(spec, spec.environment)
     if spec.runtime is not None and not _is_image(spec.runtime.image):
         yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
     if not 0 <= spec.priority <= PRIORITY_MAX:
@@ -381,6 +384,39 @@ def _folders(spec: JobSpec) -> Iterator[Problem]:
     for at, path in enumerate(spec.outputs):
         if why := unsafe(path.removesuffix("/")):
             yield _bad(f"$.outputs[{at}]", f"a path in the job's folder ({why})")
+
+
+def _environment(spec: JobSpec, given: Environment) -> Iterator[Problem]:
+    """Yield what is wrong with what the job has installed."""
+    kinds = [kind for kind, _ in given.named]
+    if spec.runtime is not None:
+        text = "the job runs in an image, which has its own environment"
+        yield _apart("$.environment", text, "install what is needed into the image")
+    if spec.python is not None:
+        text = "`python` and `environment` both say which interpreter runs the job"
+        yield _apart("$.environment", text, "name it as `environment.python`")
+    if len(kinds) > 1:
+        text = f"an environment is made of one file, and this names {' and '.join(kinds)}"
+        yield _apart("$.environment", text, "leave all but one of them out")
+    elif not kinds and not given.python:
+        yield _bad("$.environment", "one of `requirements`, `uv`, `conda` and `python`")
+    if given.python and not _is_program(given.python):
+        yield _bad("$.environment.python", "the full path of an interpreter, or its name")
+    if given.python and "conda" in kinds:
+        text = "a conda environment has an interpreter of its own"
+        yield _apart("$.environment.python", text, "name it in the file, as `python=3.12`")
+    for kind, path in given.named:
+        if why := unsafe(path):
+            yield _bad(f"$.environment.{kind}", f"a path in the snapshot of its files ({why})")
+    if kinds and not is_digest(given.files):
+        text = "`environment.files` must be the digest of a snapshot, of 64 hexadecimal digits"
+        yield _apart("$.environment.files", text, "have `skep submit` make one of the files")
+    elif given.files and not kinds:
+        yield _bad("$.environment.files", "left out: no file is named")
+
+
+def _apart(path: str, text: str, suggestion: str) -> Problem:
+    return Problem(path=path, reason=Reason.BAD_VALUE, text=text, suggestion=suggestion)
 
 
 def _is_image(name: str) -> bool:

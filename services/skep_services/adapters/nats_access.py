@@ -279,6 +279,7 @@ def services_account(users: Sequence[User]) -> Account:
         subjects.command("*"),
         subjects.logs("*"),
         subjects.outputs("*"),
+        subjects.caches("*"),
         subjects.health("*"),
         subjects.terminal("*"),
     )
@@ -385,6 +386,7 @@ def _node_hears(node: str) -> tuple[str, ...]:
         subjects.command(node),
         subjects.logs(node),
         subjects.outputs(node),
+        subjects.caches(node),
         subjects.health(node_identity(node)),
         subjects.terminal(node),
     )
@@ -679,6 +681,7 @@ def _everything_asked() -> tuple[str, ...]:
         subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.outputs("*"),
+        subjects.caches("*"),
         subjects.health("*"),
         subjects.draft("*"),
     )

@@ -15,12 +15,14 @@ import msgspec
 from skep.machines import agent as machine
 from skep.wire import codec, subjects
 from skep.wire.node import MemberExited, Outcome
+from skep.wire.reports import Building
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.agent.builds import Environments, builds
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.code import JobCode, unpacks
 from skep_services.agent.environment import provide_job_library, run_plan
@@ -91,6 +93,9 @@ class AgentCalls:
         remove = launcher.remove_work if launcher is not None else None
         self.code = JobCode(bus, runtime, state, self.shared, remove)
         """The folders of jobs that brought their code."""
+        self.environments = Environments(self.code, runtime, state, self.shared, inherited, remove)
+        """What the jobs here have installed."""
+        self.environments.tell = self._tell_builds
         self.access = RankAccess(node_key(state))
         """Which processes may speak for the ranks that this starts and finds."""
         self.access.any_account = launcher is not None
@@ -140,8 +145,10 @@ class AgentCalls:
             case machine.PublishEvent():
                 self._publish(command, answer)
             case machine.StartRank():
+                self.environments.starting(command.token)
                 self._spawn(self._start(command, answer))
             case machine.StopRun():
+                self.environments.cancel(command.token)
                 self._spawn(self._runtime.stop(command.token, command.grace_s))
             case machine.ForgetRun():
                 self._forget(command)
@@ -204,6 +211,9 @@ class AgentCalls:
         if unpacks(run.token):
             await self.code.ended(run)
             return
+        if builds(run.token):
+            await self.environments.ended(run)
+            return
         self._forget_secrets(run.token)
         assert self._answer is not None
         await self._answer(run)
@@ -214,7 +224,10 @@ class AgentCalls:
             self._spawn(self._launcher.remove_files(token))
 
     async def _list(self, answer: Answer) -> None:
-        runs = tuple(run for run in await self._runtime.runs() if not unpacks(run.token))
+        listed = await self._runtime.runs()
+        for run in filter(lambda one: builds(one.token), listed):
+            await self.environments.listed(run)
+        runs = tuple(run for run in listed if not (unpacks(run.token) or builds(run.token)))
         self._secrets.keep_only(run.token for run in runs if isinstance(run, RunStarted))
         if self._launcher is not None:
             living = [run.token for run in runs if isinstance(run, RunStarted)]
@@ -273,6 +286,7 @@ class AgentCalls:
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
         outcome = await self._started(command)
+        self.environments.settled(command.token)
         if isinstance(outcome, RunNotStarted) and outcome.of_node:
             log.warning(
                 "%s not started, by a fault of this node: %s", outcome.token, outcome.detail
@@ -280,7 +294,17 @@ class AgentCalls:
             await asyncio.sleep(NODE_FAULT_PAUSE_S)
         await answer(outcome)
 
+    async def _tell_builds(self, building: tuple[Building, ...]) -> None:
+        if self._answer is not None:
+            await self._answer(machine.BuildsSeen(building))
+
     async def _started(self, command: machine.StartRank) -> RunStarted | RunNotStarted:
+        if command.command.environment is not None:
+            python = await self.environments.provide(command.command, command.token)
+            if isinstance(python, RunNotStarted):
+                return python
+            bound = msgspec.structs.replace(command.command, python=python)
+            command = msgspec.structs.replace(command, command=bound)
         accounts = self._launcher is not None
         plan = run_plan(command, self.shared, self._devices, self._inherited, accounts=accounts)
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}

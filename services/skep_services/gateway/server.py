@@ -21,6 +21,7 @@ from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
+from skep_services.gateway.caches import Caches
 from skep_services.gateway.cluster import Cluster
 from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
@@ -225,7 +226,7 @@ class Gateway:
     def _named(self, vc: str) -> set[str]:
         """Return the snapshots that unfinished jobs of a VC name, and its searches."""
         jobs = self.indexer.fold.state.jobs.values()
-        named = {job.spec.code for job in jobs if job.spec.vc == vc and job.spec.code}
+        named = {digest for job in jobs if job.spec.vc == vc for digest in job.spec.snapshots}
         return named | self.searches.code_of(vc)
 
     async def _forget(self, why: str) -> None:
@@ -319,6 +320,7 @@ class Gateway:
                 *self.secrets.routes(),
                 *self.code.routes(),
                 *Outputs(self._bus, jobs).routes(),
+                *Caches(self._bus, indexer.fold).routes(),
                 *OpenApi().routes(),
             ]
         )
