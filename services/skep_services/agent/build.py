@@ -26,6 +26,9 @@ FAILED, OF_NODE = 70, 75
 FULL = "No space left on device"
 TELLING = ("error", "ERROR", "╰─▶", "×")
 """What lines of pip, uv and conda begin with that say what was wrong."""
+END_OF_OUTPUT = "[end of output]"
+"""What pip prints after the output of a package's own build: the line before says what went wrong.
+"""
 CONDAS = ("micromamba", "mamba", "conda")
 """The first that is on this node is taken: the fastest come first."""
 
@@ -110,8 +113,30 @@ def _requirements(folder: str, path: str, python: str) -> None:
         inside = f"{env}/bin/python"
         _run("uv pip install", [uv, "pip", "install", "--python", inside, "-r", file], place)
         return
-    _run("python -m venv", [python, "-I", "-m", "venv", env], place)
-    _run("pip install", [f"{env}/bin/python", "-I", "-m", "pip", "install", "-r", file], place)
+    inside = f"{env}/bin/python"
+    if _has_pip(python):
+        # The interpreter's own pip installs: to give each environment its own takes seconds.
+        _run("python -m venv", [python, "-I", "-m", "venv", "--without-pip", env], place)
+        pip = [python, "-I", "-m", "pip", "--python", inside]
+    else:
+        _run("python -m venv", [python, "-I", "-m", "venv", env], place)
+        pip = [inside, "-I", "-m", "pip"]
+    _run("pip install", [*pip, "install", "-r", file], place)
+
+
+def _has_pip(python: str) -> bool:
+    """Return whether an interpreter has a pip that installs for another one (22.3)."""
+    look = "import pip, sys; sys.exit(tuple(map(int, pip.__version__.split('.')[:2])) < (22, 3))"
+    try:
+        found = subprocess.run(
+            [python, "-I", "-c", look],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return False
+    return found.returncode == 0
 
 
 def _uv(folder: str, path: str, python: str) -> None:
@@ -184,18 +209,20 @@ def _run(what: str, words: list[str], place: str) -> None:
         text = f"{words[0]} cannot be run on this node: {error.strerror}"
         raise BuildError(text) from None
     assert process.stdout is not None
-    last = told = ""
+    last = told = inner = ""
     full = False
     while raw := process.stdout.readline(LINE_BYTES_MAX):
         sys.stdout.buffer.write(raw)
         sys.stdout.buffer.flush()
         line = raw.decode("utf-8", "replace").strip()
+        inner = last if line == END_OF_OUTPUT else inner
         last = line or last
         told = line if line.startswith(TELLING) else told
         full = full or FULL in line
     status = process.wait()
     if status:
-        text = f"{what} ended with status {status}: {(told or last)[:TOLD_CHARS_MAX]}"
+        why = (told or last)[:TOLD_CHARS_MAX] + (f" ({inner[:TOLD_CHARS_MAX]})" if inner else "")
+        text = f"{what} ended with status {status}: {why}"
         raise BuildError(text, OF_NODE if full else FAILED)
 
 

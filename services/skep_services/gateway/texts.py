@@ -349,7 +349,7 @@ def describe_finding(finding: findings.Finding) -> Line | None:
 
 def describe_building(building: Building, node: str) -> Line:
     """Return the line for a node that builds an attempt's environment."""
-    return Line(f"its environment is built on {node}", building.attempt, node)
+    return Line(f"{node} builds its environment", building.attempt, node)
 
 
 def _bound(fact: facts.JobBound) -> Line:
