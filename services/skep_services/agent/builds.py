@@ -42,7 +42,7 @@ from skep_services.agent.code import (
     WORK,
     CodeError,
     JobCode,
-    remove,
+    remove_tree,
     size_of,
     unpacker,
 )
@@ -499,7 +499,7 @@ class Environments:
         if self._remove_work is not None:
             await self._remove_work(_name(key))
         else:
-            await asyncio.to_thread(remove, self._shared / WORK / _name(key))
+            await asyncio.to_thread(remove_tree, self._shared / WORK / _name(key))
 
     def _folder(self, kept: Kept) -> Path:
         return self._shared / WORK / _name(kept.key) / kept.build

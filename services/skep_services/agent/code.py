@@ -489,14 +489,19 @@ def _said(log: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder as far as that is allowed; a job may nest folders too deep for `shutil`."""
-    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+    """Remove the folder of an attempt, and what unpacking left beside it."""
+    remove_tree(folder)
     for beside in (f"{folder}.part", f"{folder}.lock"):
         shutil.rmtree(beside, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.unlink(beside)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder as far as that is allowed; a job may nest folders too deep for `shutil`."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def size_of(folder: Path) -> int:
