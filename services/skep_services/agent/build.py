@@ -24,7 +24,7 @@ TOLD_CHARS_MAX = 400
 FAILED, OF_NODE = 70, 75
 """Exit statuses: what was asked for cannot be installed; this node lacks room for it."""
 FULL = "No space left on device"
-TELLING = ("error", "ERROR", "╰─▶", "×")
+TELLING = ("error", "ERROR", "cause:", "╰─▶", "×")
 """What lines of pip, uv and conda begin with that say what was wrong."""
 END_OF_OUTPUT = "[end of output]"
 """What pip prints after the output of a package's own build: the line before says what went wrong.

@@ -4,7 +4,7 @@
     STATE/environments/<key>             what is known of it; without `built` it is not to be used
 
 The key is made of whose it is (VC and person), of the digest of the files that were submitted, of
-the interpreter, and of the settings of pip, uv and conda. So nobody uses what another person built,
+the interpreter, and of the settings of pip, uv and conda. So no job uses what another person built,
 or can change. A run of its own builds, with the rights of the job and into the job's log. Jobs that
 want the same environment wait for one build; it is stopped when the last of them is.
 
@@ -310,7 +310,7 @@ class Environments:
     def _over(self, key: str, task: asyncio.Task[Kept]) -> None:
         del self._builds[key]
         if not task.cancelled():
-            task.exception()  # Whoever waits for it tells.
+            task.exception()  # The runs that wait for it tell.
 
     async def _told(self) -> None:
         attempts = {
