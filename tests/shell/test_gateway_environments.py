@@ -111,7 +111,7 @@ async def test_a_job_whose_environment_is_built_says_so(house: House) -> None:
     for _ in range(2):
         live.apply(beat, since)
     row = await house.op.json("GET", f"/v1/jobs/{job}", 200)
-    assert row["building"] == [{"node": "node-1", "since": since}]
+    assert row["building"] == [{"node": "node-1", "since": since, "text": ""}]
     await submitted(house)  # What was noted is stored with the facts that come next.
     events = (await house.op.json("GET", f"/v1/jobs/{job}/events", 200))["events"]
     told = [one["text"] for one in events if one["kind"] == "environment-building"]

@@ -69,3 +69,28 @@ def test_a_node_is_told_what_to_build_or_which_interpreter_it_is() -> None:
     assert outbox._environment(alone) is None
     assert outbox._interpreter(alone) == "/opt/env/bin/python"
     assert alone.snapshots == ()
+
+
+@pytest.mark.parametrize(
+    "runtime, told",
+    [
+        ({"image": "i", "login": "registry"}, "a login is for fetching the image"),
+        ({"image": "i", "pull": "missing", "login": "a b"}, "$.runtime.login: "),
+        ({"image": "i", "pull": "always"}, "$.runtime.pull"),
+        ({"image": "i", "pull": "missing", "login": 3}, "$.runtime.login"),
+    ],
+)
+def test_a_login_is_a_secret_of_a_job_that_fetches_its_image(
+    runtime: dict[str, Any], told: str
+) -> None:
+    found = parse_tree({**SPEC, "runtime": runtime})
+    assert not isinstance(found, JobSpec)
+    (one,) = found
+    assert told in f"{one.path}: {one.text}"
+
+
+def test_the_login_is_one_of_a_jobs_secrets_and_no_variable() -> None:
+    runtime = {"image": "i", "pull": "missing", "login": "registry"}
+    found = parse_tree({**SPEC, "runtime": runtime, "secrets": {"TOKEN": "hub"}})
+    assert isinstance(found, JobSpec)
+    assert found.secret_names == ("hub", "registry")

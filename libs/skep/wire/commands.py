@@ -85,7 +85,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
     variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
-    `workdir`. `environment` is built first; its interpreter is then in the place of `python`.
+    `workdir`. `environment` is built first; its interpreter is then in the place of `python`. With
+    `pull` an `image` that is missing is fetched, by the login in the secret `login` if there is one.
     """
 
     order: Count
@@ -122,6 +123,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     code: Short = ""
     outputs: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
     environment: EnvironmentOrder | None = None
+    pull: bool = False
+    login: Short = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -47,6 +47,7 @@ from skep.wire.spec import (
     Profile,
     Qos,
     Resources,
+    Runtime,
     SizeHint,
     Willing,
 )
@@ -332,8 +333,8 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _folders(spec)
     if spec.environment is not None:
         yield from _environment(spec, spec.environment)
-    if spec.runtime is not None and not _is_image(spec.runtime.image):
-        yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
+    if spec.runtime is not None:
+        yield from _runtime(spec.runtime)
     if not 0 <= spec.priority <= PRIORITY_MAX:
         yield _bad("$.priority", f"0 to {PRIORITY_MAX}")
     yield from _texts(spec)
@@ -419,6 +420,16 @@ def _apart(path: str, text: str, suggestion: str) -> Problem:
     return Problem(path=path, reason=Reason.BAD_VALUE, text=text, suggestion=suggestion)
 
 
+def _runtime(runtime: Runtime) -> Iterator[Problem]:
+    if not _is_image(runtime.image):
+        yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
+    if runtime.login and not is_token(runtime.login):
+        yield _bad("$.runtime.login", "a secret's name: letters, digits, `_` and `-`")
+    if runtime.login and runtime.pull == "never":
+        text = "a login is for fetching the image, and this job fetches none"
+        yield _apart("$.runtime.login", text, "say `pull: missing` too")
+
+
 def _is_image(name: str) -> bool:
     return len(name) <= IMAGE_CHARS_MAX and IMAGE.fullmatch(name) is not None
 
@@ -444,7 +455,7 @@ def _texts(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _secrets(spec: JobSpec) -> Iterator[Problem]:
-    if len({*spec.secrets.values(), *spec.secret_files.values()}) > SECRETS_PER_JOB_MAX:
+    if len(spec.secret_names) > SECRETS_PER_JOB_MAX:
         yield _bad("$.secrets", f"at most {SECRETS_PER_JOB_MAX} secrets, files included")
     seen = set(spec.env)
     for key, uses in (("secrets", spec.secrets), ("secret_files", spec.secret_files)):

@@ -42,11 +42,15 @@ class DeviceTrouble(Message, frozen=True):
 
 
 class Building(Message, frozen=True, tag="environment-building"):
-    """A node builds the environment of an attempt since `since`; no rank of it has begun there."""
+    """A node makes the environment of an attempt ready since `since`; no rank of it has begun.
+
+    `text` says how far a pull of its image is; empty: it builds.
+    """
 
     job: JobName
     attempt: Attempt
     since: Moment
+    text: Short = ""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -133,9 +133,15 @@ class SizeHint(_Part, frozen=True):
 
 
 class Runtime(_Part, frozen=True):
-    """What the processes run in: containers of `image`, which must be on the nodes already."""
+    """What the processes run in: containers of `image`.
+
+    It must be on the nodes already, unless `pull` is `missing`: then a node fetches it. `login` is
+    the name of a secret that has `user:password` for the image's registry.
+    """
 
     image: Annotated[str, Meta(max_length=IMAGE_CHARS_MAX)]
+    pull: Literal["never", "missing"] = "never"
+    login: Short = ""
 
 
 class Elastic(_Part, frozen=True):
@@ -304,6 +310,13 @@ class JobSpec(_Part, frozen=True):
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
     environment: Environment | None = None
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Return the names of the secrets that it needs, each once."""
+        login = self.runtime.login if self.runtime is not None else ""
+        named = (*self.secrets.values(), *self.secret_files.values(), *([login] if login else ()))
+        return tuple(dict.fromkeys(named))
 
     @property
     def snapshots(self) -> tuple[str, ...]:

@@ -219,6 +219,10 @@ class Environments:
         """Take note that a run is to be started: from here on it can be cancelled."""
         self._starting[token] = False
 
+    def is_cancelled(self, token: str) -> bool:
+        """Return whether a run that is being started was cancelled meanwhile."""
+        return self._starting.get(token, False)
+
     def settled(self, token: str) -> None:
         """Forget a run that was started, or was not."""
         self._starting.pop(token, None)
@@ -284,7 +288,7 @@ class Environments:
             CodeError: The files cannot be had.
             OSError: The disk fails.
         """
-        if self._starting.get(token):
+        if self.is_cancelled(token):
             raise BuildError(STOPPED)
         one = self._builds.get(wanted.key)
         if one is None:

@@ -104,17 +104,21 @@ def _tasks(row: dict[str, Any], spec: dict[str, Any]) -> str:
 
 def _environment(row: dict[str, Any], given: Any, now_ns: int) -> str:
     """Return what a job has installed, and where that is being built."""
-    if not isinstance(given, dict):
-        return ""
+    given = given if isinstance(given, dict) else {}
     kinds = [kind for kind in ("requirements", "uv", "conda") if given.get(kind)]
     parts = [f"{kind} {given[kind]}, {str(given.get('files'))[:12]}" for kind in kinds]
     if given.get("python"):
         parts.append(f"{'with ' if kinds else ''}{given['python']}")
     parts += [
-        f"building on {one['node']}, {duration(max(0, now_ns - one['since']))}"
+        f"{'fetching' if one.get('text') else 'building'} on {one['node']}, "
+        f"{duration(max(0, now_ns - one['since']))}{_told(one)}"
         for one in row.get("building") or ()
     ]
     return "; ".join(parts)
+
+
+def _told(building: dict[str, Any]) -> str:
+    return f": {building['text']}" if building.get("text") else ""
 
 
 def _starts(row: dict[str, Any], now_ns: int) -> str:

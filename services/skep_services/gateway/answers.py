@@ -144,10 +144,11 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeBuilds(msgspec.Struct, frozen=True, kw_only=True):
-    """A node builds the environment of a job's attempt, since then."""
+    """A node builds the environment of a job's attempt, since then, or fetches its image (`text`)."""
 
     node: str
     since: int
+    text: str = ""
 
 
 class JobDetail(Row, kw_only=True, gc=True):

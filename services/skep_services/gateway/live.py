@@ -79,7 +79,7 @@ class Live:
     def builds(self, job: str, attempt: int, now: Instant) -> list[dict[str, Any]]:
         """Return which nodes build the environment of an attempt, and since when."""
         return [
-            {"node": node, "since": one.since}
+            {"node": node, "since": one.since, "text": one.text}
             for node, building in self.building.items()
             if not self.silent(node, now)
             for one in building
@@ -115,7 +115,8 @@ class Live:
         self.building[node] = building
         for one in building:
             job = self._running(one.job, one.attempt)
-            if one not in known and job is not None:
+            begun = not any((one.job, one.attempt) == (old.job, old.attempt) for old in known)
+            if begun and job is not None:
                 self._fold.note(one, one.since, describe_building(one, node), job)
 
     def _rates(self, rates: Rates, now: Instant) -> None:

@@ -348,8 +348,9 @@ def describe_finding(finding: findings.Finding) -> Line | None:
 
 
 def describe_building(building: Building, node: str) -> Line:
-    """Return the line for a node that builds an attempt's environment."""
-    return Line(f"{node} builds its environment", building.attempt, node)
+    """Return the line for a node that builds an attempt's environment, or fetches its image."""
+    what = "fetches its image" if building.text else "builds its environment"
+    return Line(f"{node} {what}", building.attempt, node)
 
 
 def _bound(fact: facts.JobBound) -> Line:

@@ -244,6 +244,8 @@ def _bind_command(
         code=job.spec.code,
         outputs=job.spec.outputs,
         environment=_environment(job.spec),
+        pull=job.spec.runtime is not None and job.spec.runtime.pull == "missing",
+        login=job.spec.runtime.login if job.spec.runtime is not None else "",
     )
 
 
