@@ -1,4 +1,4 @@
-"""Images are fetched once, with a login and progress; the engine's API is played by a server here."""
+"""Images are fetched once, with a login and progress; a server here plays the engine's API."""
 
 from __future__ import annotations
 

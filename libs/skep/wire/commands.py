@@ -86,7 +86,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
     `workdir`. `environment` is built first; its interpreter is then in the place of `python`. With
-    `pull` an `image` that is missing is fetched, by the login in the secret `login` if there is one.
+    `pull` an `image` that is missing is fetched, by the login in the secret `login` if it is named.
     """
 
     order: Count

@@ -465,7 +465,10 @@ def _count(layers: dict[str, tuple[int, int]], event: dict[str, Any]) -> None:
 def _not_pulled(text: str) -> str:
     """Return in words why an image was not fetched."""
     text = " ".join(text.split())[:500]
-    if any(word in text for word in ("denied", "unauthorized", "authentication required")):
+    if any(
+        word in text
+        for word in ("denied", "unauthorized", "authentication required", "no basic auth")
+    ):
         return f"{text}: name a secret that has `user:password` as `runtime.login`"
     return text
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from skep.units import MIB
+from skep.units import MIB, Instant
 from skep_services.adapters.docker_engine import (
     STOPPED,
     Engine,
@@ -40,14 +40,21 @@ class PullError(Exception):
     """An image cannot be fetched; the text says why."""
 
 
+class _Wait:
+    """A run of a rank that waits."""
+
+    def __init__(self) -> None:
+        self.since = Instant(time.time_ns())
+        self.stopped = asyncio.Event()
+
+
 class _Pull:
     """A pull under way, and the runs that wait for it."""
 
     def __init__(self) -> None:
-        self.since = time.time()
         self.told = ""
         self.stopped = threading.Event()
-        self.waiting: dict[str, asyncio.Event] = {}
+        self.waiting: dict[str, _Wait] = {}
         self.task: asyncio.Task[None]
 
 
@@ -81,10 +88,12 @@ class Images:
         self.changed: Callable[[], Awaitable[None]] = _to_nobody
         """Called whenever `pulling` has something else to say."""
 
-    def pulling(self) -> dict[str, tuple[float, str]]:
+    def pulling(self) -> dict[str, tuple[Instant, str]]:
         """Return, by each run that waits for an image, since when, and how far its pull is."""
         return {
-            token: (one.since, one.told) for one in self._pulls.values() for token in one.waiting
+            token: (wait.since, one.told)
+            for one in self._pulls.values()
+            for token, wait in one.waiting.items()
         }
 
     async def has(self, image: str) -> bool:
@@ -116,7 +125,7 @@ class Images:
             one = self._pulls[key] = _Pull()
             one.task = asyncio.create_task(self._pull(key, one))
             one.task.add_done_callback(_retrieved)
-        stopped = one.waiting[token] = asyncio.Event()
+        stopped = one.waiting.setdefault(token, _Wait()).stopped
         waits = asyncio.create_task(stopped.wait())
         await self.changed()
         try:
@@ -138,7 +147,7 @@ class Images:
         """End the wait of a run that is not to begin any more, and the pull if no other waits."""
         for one in self._pulls.values():
             if token in one.waiting:
-                one.waiting[token].set()
+                one.waiting[token].stopped.set()
 
     async def _pull(self, key: tuple[str, Login | None], one: _Pull) -> None:
         """Fetch an image.

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from skep.ids import attempt_of_run
-from skep.units import GIB, NS_PER_SECOND, Instant
+from skep.units import GIB, Instant
 from skep.wire.bounds import DETAIL_MAX, UNDECODABLE
 from skep.wire.commands import BindJob, EnvironmentOrder
 from skep.wire.reports import Building
@@ -119,12 +119,19 @@ class _Wanted(NamedTuple):
     env: dict[str, str]
 
 
+class _Wait:
+    """A run of a rank that waits."""
+
+    def __init__(self) -> None:
+        self.since = Instant(time.time_ns())
+        self.stopped = asyncio.Event()
+
+
 class _Build:
     """A build under way, and the runs of ranks that wait for it."""
 
     def __init__(self) -> None:
-        self.since = time.time()
-        self.waiting: dict[str, asyncio.Event] = {}
+        self.waiting: dict[str, _Wait] = {}
         self.task: asyncio.Task[Kept]
 
 
@@ -233,7 +240,7 @@ class Environments:
             self._starting[token] = True
         for one in self._builds.values():
             if token in one.waiting:
-                one.waiting[token].set()
+                one.waiting[token].stopped.set()
 
     async def ended(self, run: RunExited) -> None:
         """Take over the end of a run that built."""
@@ -293,9 +300,9 @@ class Environments:
         one = self._builds.get(wanted.key)
         if one is None:
             one = self._builds[wanted.key] = _Build()
-            one.task = asyncio.create_task(self._build(wanted, command, order, one.since))
+            one.task = asyncio.create_task(self._build(wanted, command, order))
             one.task.add_done_callback(functools.partial(self._over, wanted.key))
-        stopped = one.waiting[token] = asyncio.Event()
+        stopped = one.waiting.setdefault(token, _Wait()).stopped
         waits = asyncio.create_task(stopped.wait())
         await self._told()
         try:
@@ -318,10 +325,10 @@ class Environments:
 
     async def _told(self) -> None:
         attempts = {
-            attempt_of_run(token): Instant(int(one.since * NS_PER_SECOND))
+            attempt_of_run(token): wait.since
             for one in self._builds.values()
             if not one.task.done()
-            for token in one.waiting
+            for token, wait in one.waiting.items()
         }
         await self.tell(
             tuple(
@@ -332,9 +339,7 @@ class Environments:
 
     # --- building -------------------------------------------------------------------------------
 
-    async def _build(
-        self, wanted: _Wanted, command: BindJob, order: EnvironmentOrder, since: float
-    ) -> Kept:
+    async def _build(self, wanted: _Wanted, command: BindJob, order: EnvironmentOrder) -> Kept:
         """Build an environment, and note that it is there.
 
         Raises:
@@ -342,6 +347,7 @@ class Environments:
             CodeError: Its files cannot be had.
             OSError: The disk fails.
         """
+        began = time.monotonic()
         if wanted.key in self._removing:
             await asyncio.wait((self._removing[wanted.key],))
         fetched = await self._code.fetched(command, order.files)
@@ -366,7 +372,11 @@ class Environments:
             await self._drop(kept.key)
             raise
         kept = msgspec.structs.replace(
-            kept, built=True, bytes=size, took_s=round(time.time() - since, 3), used_at=time.time()
+            kept,
+            built=True,
+            bytes=size,
+            took_s=round(time.monotonic() - began, 3),
+            used_at=time.time(),
         )
         self._write(kept)
         return kept

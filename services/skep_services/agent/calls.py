@@ -14,7 +14,6 @@ import msgspec
 
 from skep.ids import attempt_of_run
 from skep.machines import agent as machine
-from skep.units import NS_PER_SECOND, Instant
 from skep.wire import codec, subjects
 from skep.wire.bounds import SHORT_MAX
 from skep.wire.commands import BindJob
@@ -316,12 +315,7 @@ class AgentCalls:
             for token, (since, text) in self.images.pulling().items()
         }
         pulls = tuple(
-            Building(
-                job=job,
-                attempt=attempt,
-                since=Instant(int(since * NS_PER_SECOND)),
-                text=text[:SHORT_MAX],
-            )
+            Building(job=job, attempt=attempt, since=since, text=text[:SHORT_MAX])
             for (job, attempt), (since, text) in sorted(fetched.items())
         )
         if self._answer is not None:

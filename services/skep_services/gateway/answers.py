@@ -144,7 +144,7 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeBuilds(msgspec.Struct, frozen=True, kw_only=True):
-    """A node builds the environment of a job's attempt, since then, or fetches its image (`text`)."""
+    """A node builds the environment of an attempt since then, or fetches its image (`text`)."""
 
     node: str
     since: int
