@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def test_files_that_are_none_are_refused(project: Path) -> None:
     assert refused({"requirements": "large.txt"}) == (
         "environment.requirements: large.txt has more than 4 MiB"
     )
+    os.mkfifo(project / "pipe.txt")
+    assert refused({"requirements": "pipe.txt"}) == "environment.requirements: pipe.txt is no file"
     (project / "raw.txt").write_bytes(b"\xff\xfe")
     assert refused({"requirements": "raw.txt"}).endswith("raw.txt is no UTF-8 text")
     assert "name a requirements.txt, a uv.lock or an environment.yml" in refused(given="env.toml")

@@ -30,7 +30,7 @@ def spec(environment: dict[str, str]) -> JobSpec:
     "environment, more, told",
     [
         ({}, {}, "$.environment: `environment` must be one of `requirements`"),
-        ({"requirements": "r.txt", "uv": "uv.lock", "files": FILES}, {}, "requirements and uv"),
+        ({"requirements": "r.txt", "uv": "uv.lock"}, {}, "requirements and uv"),
         ({"requirements": "r.txt"}, {}, "$.environment.files: `environment.files` must be the"),
         ({"requirements": "r.txt", "files": "abc"}, {}, "of 64 hexadecimal digits"),
         ({"requirements": "../r.txt", "files": FILES}, {}, "$.environment.requirements: "),

@@ -409,7 +409,7 @@ def _environment(spec: JobSpec, given: Environment) -> Iterator[Problem]:
     for kind, path in given.named:
         if why := unsafe(path):
             yield _bad(f"$.environment.{kind}", f"a path in the snapshot of its files ({why})")
-    if kinds and not is_digest(given.files):
+    if len(kinds) == 1 and not is_digest(given.files):
         text = "`environment.files` must be the digest of a snapshot, of 64 hexadecimal digits"
         yield _apart("$.environment.files", text, "have `skep submit` make one of the files")
     elif given.files and not kinds:

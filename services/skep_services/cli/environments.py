@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import tomllib
 from argparse import ArgumentParser, Namespace
 from typing import Any, NoReturn
@@ -147,11 +148,14 @@ def _text(path: str, whose: str = "", key: str = "--environment") -> str:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
+            regular = stat.S_ISREG(os.fstat(handle).st_mode)
+            raw = file.read(FILE_BYTES_MAX + 1) if regular else b""
     except OSError as error:
         text = f"{key}: {whose} cannot be read: {error.strerror}"
         raise CommandError(exits.FAILED, text, "bad-value") from None
-    if raw is None or len(raw) > FILE_BYTES_MAX:
+    if not regular:
+        raise CommandError(exits.FAILED, f"{key}: {whose} is no file", "bad-value")
+    if len(raw) > FILE_BYTES_MAX:
         text = f"{key}: {whose} has more than {FILE_BYTES_MAX // MIB} MiB"
         raise CommandError(exits.FAILED, text, "too-large")
     try:
