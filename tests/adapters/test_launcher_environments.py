@@ -35,10 +35,13 @@ async def test_an_environment_is_built_by_its_account_and_removed_by_the_launche
         made.told_to_uv.chmod(0o666)
         await made.code.open()
         # Hostile: it looks for what is not its own while it is built.
-        script = f"id -u; ls {node.state} && exit 9; touch {one.jobs}/work/x && exit 8; true"
+        script = (
+            f"id -u; echo $HOME; ls {node.state} && exit 9; touch {one.jobs}/work/x && exit 8; true"
+        )
         python = await made.provide(made.wants(script))
         assert isinstance(python, str), python
         place = Path(python).parents[2]
+        assert made.log().splitlines()[2] != made.inherited["HOME"]
         assert made.log().splitlines()[1] == str(place.stat().st_uid)
         plan = node.shell("a", f"{python} -c 'print(7)'; touch {place}/env/more && echo own")
         run = await started(runtime, msgspec.structs.replace(plan, job="j1"))

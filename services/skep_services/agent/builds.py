@@ -46,7 +46,7 @@ from skep_services.agent.code import (
     size_of,
     unpacker,
 )
-from skep_services.agent.environment import log_bytes_max, log_path
+from skep_services.agent.environment import OF_AN_ACCOUNT, log_bytes_max, log_path
 from skep_services.agent.runner_launch import NODE_ERRNOS
 from skep_services.ports import NodeRuntime
 from skep_services.service import ConfigurationError
@@ -279,7 +279,10 @@ class Environments:
         known = [command.vc, command.owner, order.kind, order.path, order.files, state]
         text = json.dumps([*known, sorted(settings.items())])
         key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        user = {name: self._inherited[name] for name in OF_USER if name in self._inherited}
+        # Where the job has an account, the launcher says whose home it is.
+        without = OF_AN_ACCOUNT if self._remove_work is not None else frozenset()
+        names = [name for name in OF_USER if name in self._inherited and name not in without]
+        user = {name: self._inherited[name] for name in names}
         return _Wanted(key, python, {"PATH": "/usr/local/bin:/usr/bin:/bin", **user, **settings})
 
     async def _waited(
