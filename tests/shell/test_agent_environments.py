@@ -6,17 +6,22 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 
+from skep.machines import agent as machine
 from skep.wire import subjects
 from skep.wire.caches import AskCaches, KeptHere
-from skep.wire.runs import RunNotStarted, RunStarted
+from skep.wire.commands import BindJob
+from skep.wire.runs import RunExited, RunNotStarted, RunStarted
+from skep_services.adapters.devices import CpuSlots
 from skep_services.agent import builds
 from skep_services.agent.builds import kept_bytes_max
 from skep_services.agent.caches import Caches
+from skep_services.agent.calls import AgentCalls
 from skep_services.ports import Delivery
 from skep_services.service import ConfigurationError
 from tests.environment_kit import BuildingNode, stand_in
@@ -66,15 +71,27 @@ async def test_two_jobs_of_one_environment_build_it_once_and_a_third_has_it_at_o
 
 
 async def test_another_person_and_other_contents_have_another_build(node: BuildingNode) -> None:
+    def key(command: BindJob) -> str:
+        assert command.environment is not None
+        return node.environments._wanted(command, command.environment).key
+
+    def but(**changes: Any) -> str:
+        return key(msgspec.structs.replace(command, **changes))
+
     command = node.wants("echo one")
-    ada = await node.provide(command)
-    bob = await node.provide(msgspec.structs.replace(command, owner="bob"))
-    cv = await node.provide(msgspec.structs.replace(command, vc="cv"))
-    index = await node.provide(msgspec.structs.replace(command, env={"PIP_INDEX_URL": "http://x"}))
-    same = await node.provide(msgspec.structs.replace(command, env={"LR": "0.1"}))
-    two = await node.provide(node.wants("echo two"))
-    assert len({ada, bob, cv, index, two}) == 5
-    assert same == ada
+    assert command.environment is not None
+    python = msgspec.structs.replace(command.environment, python="/bin/sh")
+    others = [
+        but(owner="bob"),
+        but(owner=""),
+        but(vc="cv"),
+        but(env={"PIP_INDEX_URL": "http://x"}),
+        but(environment=python),
+        key(node.wants("echo two")),
+        key(node.wants("echo one", kind="uv")),
+    ]
+    assert len({key(command), *others}) == 8
+    assert but(env={"LR": "0.1"}, job="j9", attempt=2) == key(command)
 
 
 async def test_a_failure_is_one_line_and_leaves_nothing(node: BuildingNode) -> None:
@@ -199,13 +216,13 @@ async def test_an_agent_that_died_amid_a_build_leaves_no_half_environment(
 async def test_what_no_job_uses_goes_and_what_one_uses_stays(
     node: BuildingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for job in ("j1", "j2", "j3"):
+    for job in ("j1", "j2"):
         assert isinstance(await node.provide(node.wants(f"echo {job} > $4.txt", job)), str)
     assert await node.environments.sweep() == []
     node.alive = {"j2": True}
     node.environments.bytes_max = 0
     gone = await node.environments.sweep()
-    assert len(gone) == 2
+    assert len(gone) == 1
     (left,) = node.environments.kept()
     assert node.environments.jobs_in(left) == ("j2",)
     assert [path.name for path in (node.shared / "work").iterdir()] == [f"env-{left.key}"]
@@ -243,3 +260,44 @@ async def test_the_bound_of_a_node_is_a_number() -> None:
     assert kept_bytes_max({"SKEP_ENVIRONMENT_BYTES": "5"}) == 5
     with pytest.raises(ConfigurationError, match="SKEP_ENVIRONMENT_BYTES is '5G': it must be"):
         kept_bytes_max({"SKEP_ENVIRONMENT_BYTES": "5G"})
+
+
+async def test_a_start_waits_for_its_environment_and_a_stop_ends_the_wait(tmp_path: Path) -> None:
+    state, gate = tmp_path / "state", tmp_path / "gate"
+    state.mkdir()
+    os.mkfifo(gate)
+    runtime = process_runtime(state)
+    node = BuildingNode(runtime, state, state, tmp_path / "tools")
+    await node.code.open()
+    said: asyncio.Queue[object] = asyncio.Queue()
+
+    async def next_of(kind: type) -> Any:
+        async with asyncio.timeout(60):
+            while not isinstance(found := await said.get(), kind):
+                pass
+        return found
+
+    slots = CpuSlots(4, "cpu")
+    calls = AgentCalls(node.code.bus, runtime, slots, state, node.inherited, said.put_nowait)
+    await calls.open(said.put)
+    command = node.wants(f"echo begun > {gate}; [ -e {tmp_path}/again ] || sleep 1000")
+    show = "import os, sys; print(sys.executable == os.environ['VIRTUAL_ENV'] + '/bin/python')"
+    command = msgspec.structs.replace(command, argv=("python", "-c", show))
+    start = machine.StartRank("j1.1.0", command, command.ranks[0])
+    calls.start(start, said.put)
+    seen = await next_of(machine.BuildsSeen)
+    assert [(one.job, one.attempt, one.text) for one in seen.building] == [("j1", 1, "")]
+    await asyncio.to_thread(gate.read_text)
+    calls.start(machine.StopRun("j1.1.0", 0.0), said.put)
+    refused = await next_of(RunNotStarted)
+    assert refused.detail == "the job's environment cannot be built: it was stopped"
+
+    (tmp_path / "again").touch()
+    calls.start(start, said.put)
+    await asyncio.to_thread(gate.read_text)
+    assert (await next_of(RunStarted)).token == "j1.1.0"
+    assert (await next_of(RunExited)).code == 0
+    assert node.log().splitlines()[-1] == "True"
+    await runtime.shutdown(0.0)
+    await calls.close()
+    await node.code.close()

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from skep.units import NS_PER_SECOND
+from skep.units import after, seconds
 from skep.wire import codec, subjects
 from skep.wire.caches import AskCaches, KeptEnvironment, KeptHere
 from skep.wire.reports import Building, Heartbeat
 from skep.wire.roles import Role
 from skep_services.adapters.memory import MemoryBus
 from skep_services.ports import Delivery
-from tests.gateway_kit import House, error, opened, spec, submitted
+from tests.gateway_kit import House, error, opened, submitted
+from tests.kit import spec
 
 pytestmark = pytest.mark.asyncio
 
@@ -116,7 +117,7 @@ async def test_a_job_whose_environment_is_built_says_so(house: House) -> None:
     events = (await house.op.json("GET", f"/v1/jobs/{job}/events", 200))["events"]
     told = [one["text"] for one in events if one["kind"] == "environment-building"]
     assert told == ["node-1 builds its environment"]
-    live.apply(msgspec.structs.replace(beat, building=()), since + NS_PER_SECOND)
+    live.apply(msgspec.structs.replace(beat, building=()), after(since, seconds(1)))
     assert (await house.op.json("GET", f"/v1/jobs/{job}", 200))["building"] == []
 
 
