@@ -115,6 +115,13 @@ SENDS = {
         "skep.v1.reply.ml.x",
         "_INBOX.allocator.x",
         "skep.v1.span.admission",
+        # Tasks of arrays.
+        "skep.v1.submit.ml",
+        "skep.v1.submit.web",
+        "skep.v1.submit.ml.ann",
+        "skep.v1.submit.ml.anna",
+        "skep.v1.submit.ml.bob",
+        "skep.v1.submit.web.anna",
     }
     | INBOXES_OF_ML,
     ALLOCATOR: ANSWERS
@@ -396,6 +403,25 @@ async def test_the_ring_runs_under_these_permissions(cluster: Cluster, tmp_path:
     assert not cluster.fatal
 
 
+@in_both_modes
+async def test_a_gateway_answers_a_node_once_and_only_where_it_was_asked(cluster: Cluster) -> None:
+    gateway, agent = await cluster.bus(GATEWAY), await cluster.bus(NODE_1)
+    replies: list[str] = []
+
+    async def hand(asked: Delivery) -> None:
+        replies.append(asked.reply)
+        await gateway.send(asked.reply, b"code", {})
+
+    await gateway.listen(subjects.code("*", GATEWAY), hand)
+    answer = await agent.request(subjects.code("n1", GATEWAY), b"", {}, DEADLINE_S)
+    assert answer is not None
+    assert answer.payload == b"code"
+    assert gateway.stats.violations == 0
+    await gateway.send(replies[0], b"other code", {})
+    assert await gateway.link.echo(DEADLINE_S)
+    assert gateway.stats.violations == 1
+
+
 async def test_publisher_without_the_right_to_look_up_goes_on_trying(cluster: RealCluster) -> None:
     tenant = await cluster.bus(VC_ML)
     assert await tenant._is_claimed("skep.v1.submit.ml")
@@ -421,7 +447,7 @@ async def test_streams_are_created_once_and_never_again(cluster: RealCluster) ->
     await bootstrap_streams(bus, cluster.marker, plans=(*STREAM_PLANS, _plan("LATER")))
     assert cluster.marker.read_text() == (
         '["SUBMIT","ADMIN","NODE","ADMISSION","ALLOC","SEARCH","PROFILES","ACCESS","KEPT",'
-        '"SECRETS","LATER"]'
+        '"SECRETS","CODE","LATER"]'
     )
 
 

@@ -135,6 +135,7 @@ def test_what_is_wrong_is_one_line(loaded: Embedded, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_cluster_that_does_not_run_is_backed_up(tmp_path: Path) -> None:
     cluster = Embedded(tmp_path / "home")
     path, other = tmp_path / "one.backup", Embedded(tmp_path / "other")

@@ -121,7 +121,7 @@ def test_a_gang_that_accumulates_gradients_changes_once_they_are_reduced() -> No
         assert steps == [7, 15]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_newcomers_and_stores_may_fail_at_any_moment_of_a_change(whole: dict[str, Any]) -> None:
     with elastic_gang(hold=[2, 6, 10, 14, 18], patience_s=3.0) as gang:
         first, second = stay = gang.start(0, 2), gang.start(1, 2)
@@ -248,15 +248,8 @@ def test_ranks_agree_in_the_store_where_nobody_knows_how_far_the_others_are() ->
         assert order_of(gang.members) == order_of_whole(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment",
-    [
-        pytest.param("arrive", marks=pytest.mark.nightly),
-        pytest.param("enter", marks=pytest.mark.nightly),
-        "store",
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", ["arrive", "enter", "store"])
 def test_a_gang_that_is_lost_ends_and_restarts_at_another_size(
     whole: dict[str, Any], moment: str
 ) -> None:

@@ -209,7 +209,10 @@ def test_the_count_is_exact(
 @pytest.mark.needs("sklearn")
 @pytest.mark.parametrize(
     "name, batches, demanded, status",
-    [("digits_mlp.py", 90, "1.1", 1), ("digits_cnn.py", 45, "0.9", 0)],
+    [
+        pytest.param("digits_mlp.py", 90, "1.1", 1, marks=pytest.mark.nightly),
+        ("digits_cnn.py", 45, "0.9", 0),
+    ],
 )
 def test_a_demo_script_learns_and_is_counted(
     agent: JobAgent, name: str, batches: int, demanded: str, status: int
@@ -224,7 +227,7 @@ def test_a_demo_script_learns_and_is_counted(
     assert agent.of_type("bye")[0]["steps"] == 4 * batches
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.needs("sklearn")
 def test_two_ranks_train_together_and_each_is_counted(agent: JobAgent, free_port: int) -> None:
     command = [sys.executable, "-m", "skep_job", str(JOBS / "digits_ddp.py"), "--epochs", "8"]

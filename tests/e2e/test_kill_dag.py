@@ -9,7 +9,7 @@ import pytest
 from tests.support.embedded import Embedded
 from tests.system.kill_dag import KillDag, expected
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
 def test_a_pipeline_resolves_whichever_service_is_killed(tmp_path: Path) -> None:

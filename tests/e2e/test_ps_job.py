@@ -17,11 +17,8 @@ DIGITS = Path(__file__).parent.parent.parent / "scripts" / "demo" / "jobs" / "di
 pytestmark = [pytest.mark.torch, pytest.mark.e2e, pytest.mark.needs("sklearn")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "where",
-    [pytest.param(["--servers", "1"], marks=pytest.mark.nightly), ["--servers", "2", "--beside"]],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", [["--servers", "1"], ["--servers", "2", "--beside"]])
 def test_a_gang_trains_on_servers_of_its_own(
     cluster: Embedded, nlp: Tenant, where: list[str]
 ) -> None:

@@ -59,6 +59,7 @@ def trains_on(notes: Path, job: str) -> None:
     until(lambda: len(steps(notes, 0)) > count + 20, f"{job} to train on", DEADLINE_S)
 
 
+@pytest.mark.nightly
 def test_a_gang_grows_and_shrinks_while_it_trains(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_services_start_behind_what_was_archived(aged: Embedded, gate: Gate) -> 
     assert blamed["end"] == "succeeded"
 
 
+@pytest.mark.nightly
 def test_an_archive_is_in_the_backup(aged: Embedded, tmp_path: Path) -> None:
     path, other = tmp_path / "one.backup", Embedded(tmp_path / "other")
     before = seen(aged)

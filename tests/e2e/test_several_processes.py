@@ -27,7 +27,7 @@ async def node(tmp_path: Path) -> AsyncIterator[LiveNode]:
         await live.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.asyncio
 async def test_torchrun_in_one_rank_is_suspended_at_one_step(node: LiveNode) -> None:
     await node.send(node.job("", argv=(*TORCHRUN, str(JOBS / "stepper.py"))))

@@ -63,7 +63,7 @@ def test_one_process_with_everything(device: str) -> None:
         assert job.ends()[0].splitlines() == control[:2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_stop_after_the_same_mini_batch(tmp_path: Path) -> None:
     with driver(ranks=2) as job:
         job.start([SCRIPT, 2 * STEPS, 0, 0], MEET=str(tmp_path / "undisturbed"))

@@ -157,7 +157,7 @@ def test_a_load_that_cannot_be_read(text: str, says: str) -> None:
         read_load(text)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_that_knows_nothing_of_it_is_slowed_down(folder: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

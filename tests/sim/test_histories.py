@@ -16,7 +16,7 @@ from skep.sim.run import read_seeds
 from skep.sim.world import Settings
 
 SEEDS = 60
-SEEDS_CI = 30
+SEEDS_CI = 20
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 
 

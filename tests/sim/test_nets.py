@@ -44,8 +44,9 @@ NIGHTLY = {
     "a stop for an unknown attempt is not kept",
     "a change is told once and never again",
     "processes are never stopped",
+    "a suspended job goes on with GPUs that others use",
 }
-"""Bugs that show only as something that never ends: the simulator waits for it long."""
+"""Bugs that show only as something that never ends, or late: the simulator waits for it long."""
 
 
 def marks(plant: Plant) -> Sequence[pytest.MarkDecorator]:

@@ -53,7 +53,7 @@ def test_jobs_start_and_end_as_in_the_production_simulator(name: str) -> None:
     assert (found.starts, found.ends) == (found.jobs, found.jobs), found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_case_of_the_suite_is_equal_with_compiled_kernels() -> None:
     words = [sys.executable, "-m", "skep_lab.fast_env", "--seeds", "1", "--jobs", "200", "--json"]
     done = subprocess.run(words, check=False, capture_output=True, text=True)

@@ -51,7 +51,7 @@ def test_a_batch_is_looked_at_before_it_is_trained_on() -> None:
         assert under.batches == [3, 1, 2][:number], batch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_samplers_and_generators_of_ones_own() -> None:
     class Eager(torch.utils.data.Sampler[int]):
         """Draws its order when its iterator is made, not when that is first asked."""

@@ -18,6 +18,7 @@ def broken(root: Path, name: str, text: str) -> list[tuple[int, str]]:
     return [(finding.line, finding.rule) for finding in findings]
 
 
+@pytest.mark.nightly
 def test_the_tree_is_tidy() -> None:
     assert [str(finding) for finding in tidy.check(ROOT)] == []
 

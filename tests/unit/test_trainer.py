@@ -7,13 +7,14 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 from skep.learn import modelfile
 from skep.learn.candidates import A
@@ -69,6 +70,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(tune, "_play", play)
     return plays
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Take back what the command says of logs: its standard error is a test's."""
+    yield
+    structlog.reset_defaults()
 
 
 class Killed(BaseException):

@@ -89,15 +89,21 @@ NODE_SUBSCRIPTIONS_MAX = 256
 
 
 class Grants(msgspec.Struct, frozen=True):
-    """The subjects an identity may publish to and subscribe to."""
+    """The subjects an identity may publish to and subscribe to.
+
+    With `answers_s` it may also answer once, within so many seconds, each message that asks for an
+    answer: the server lets it publish to that one reply subject.
+    """
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
+    answers_s: int = 0
 
     def __add__(self, other: Grants) -> Grants:
         return Grants(
             tuple(dict.fromkeys(self.publish + other.publish)),
             tuple(dict.fromkeys(self.subscribe + other.subscribe)),
+            max(self.answers_s, other.answers_s),
         )
 
 
@@ -543,7 +549,7 @@ def _vault(identity: str) -> Grants:
         _service(identity)
         + _follows(identity, subjects.SECRETS)
         + _follows(identity, ALLOC)
-        + Grants((subjects.VAULT_KEY, "_INBOX.*.>", "_R_.>"), (subjects.vault("*"),))
+        + Grants((subjects.VAULT_KEY,), (subjects.vault("*"),), ANSWERED_WITHIN_S)
     )
 
 
@@ -587,10 +593,9 @@ def _keeps_code(identity: str) -> Grants:
             *subjects.CODE_SUBJECTS,
             f"{api}.MSG.GET.{subjects.CODE}",
             f"{api}.MSG.DELETE.{subjects.CODE}",
-            "_INBOX.*.>",
-            "_R_.>",
         ),
         (subjects.code("*", identity), subjects.code("*", subjects.ANY_GATEWAY)),
+        ANSWERED_WITHIN_S,
     )
 
 

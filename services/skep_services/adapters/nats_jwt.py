@@ -364,6 +364,8 @@ def user_token(
         "payload": NO_LIMIT,
         "allowed_connection_types": ["STANDARD"],
     }
+    if user.grants.answers_s:
+        nats["resp"] = {"max": 1, "ttl": user.grants.answers_s * 1_000_000_000}
     if sources:
         nats["src"] = list(sources)
     said = Claims(iat=issued_at_s, name=user.name, sub=public, exp=expires_at_s, nats=nats)

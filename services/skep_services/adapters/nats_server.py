@@ -244,14 +244,13 @@ def _account_tree(account: Account) -> dict[str, Any]:
 
 
 def _user_tree(user: User) -> dict[str, Any]:
-    return {
-        "user": user.name,
-        "password": user.password,
-        "permissions": {
-            "publish": {"allow": list(user.grants.publish)},
-            "subscribe": {"allow": list(user.grants.subscribe)},
-        },
+    permissions: dict[str, Any] = {
+        "publish": {"allow": list(user.grants.publish)},
+        "subscribe": {"allow": list(user.grants.subscribe)},
     }
+    if user.grants.answers_s:
+        permissions["allow_responses"] = {"max": 1, "expires": f"{user.grants.answers_s}s"}
+    return {"user": user.name, "password": user.password, "permissions": permissions}
 
 
 def free_port(host: str = LOOPBACK) -> int:

@@ -231,7 +231,9 @@ def _may_the_same(path: str, user: nats_access.User) -> bool:
         return False
     nats: Any = claims.nats
     said = [set(nats.get(way, {}).get("allow", ())) for way in ("pub", "sub")]
-    return said == [set(user.grants.publish), set(user.grants.subscribe)]
+    answers_s = nats.get("resp", {}).get("ttl", 0) // 1_000_000_000
+    grants = user.grants
+    return (*said, answers_s) == (set(grants.publish), set(grants.subscribe), grants.answers_s)
 
 
 def write_cluster(home: str, file: ServerFile, shared: Secrets) -> None:
