@@ -20,7 +20,7 @@ import pytest
 
 from skep.machines import agent as machine
 from skep.units import Instant
-from skep.wire.commands import AGENT_PYTHON, BindJob, RankPlan
+from skep.wire.commands import AGENT_PYTHON, BindJob, EnvironmentOrder, RankPlan
 from skep.wire.node import MemberStarted
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
@@ -288,6 +288,18 @@ class TestEnvironment:
         assert (served["SKEP_PS_SERVERS"], served["SKEP_PS_TOKEN"]) == ("2", "a1")
         own = start(servers=2, secret="a1", env={"SKEP_PS_TOKEN": "b2"})
         assert run_plan(own, tmp_path, slots, {}).env["SKEP_PS_TOKEN"] == "b2"
+
+    def test_an_environment_that_was_built_comes_first(self, tmp_path: Path) -> None:
+        slots = devices.CpuSlots(4, "cpu")
+        order = EnvironmentOrder(kind="uv", path="uv.lock", files="f")
+        told = run_plan(
+            start(environment=order, python="/e/env/bin/python"), tmp_path, slots, {"PATH": "/bin"}
+        ).env
+        assert told["VIRTUAL_ENV"] == "/e/env"
+        assert told["PATH"].startswith("/e/env/bin:")
+        conda = msgspec.structs.replace(order, kind="conda")
+        found = run_plan(start(environment=conda, python="/e/env/bin/python"), tmp_path, slots, {})
+        assert found.env["CONDA_PREFIX"] == "/e/env"
 
     def test_every_python_of_a_command_watches_for_training(self, tmp_path: Path) -> None:
         slots = devices.CpuSlots(4, "cpu")

@@ -33,7 +33,11 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/admin/drain"): {"node": "node-1"},
     ("POST", "/v1/admin/quarantine"): {"node": "node-1", "device": 0},
 }
-ELSEWHERE = {("POST", "/v1/roles/{do}"), ("POST", "/v1/bus-keys")}
+ELSEWHERE = {
+    ("POST", "/v1/roles/{do}"),
+    ("POST", "/v1/bus-keys"),
+    ("DELETE", "/v1/caches/{node}/{key}"),
+}
 """Tried by tests of their own: they ask services that are not here."""
 ROLES: tuple[Role | None, ...] = (None, *Role)
 

@@ -116,7 +116,7 @@ class Secrets:
         if job is None or not _is_on(job, ask.attempt, ask.node):
             text = f"attempt {ask.attempt} of {ask.job} is not bound to {ask.node}"
             return Refusal(Reason.NOT_BOUND_HERE, text)
-        named = {*job.spec.secrets.values(), *job.spec.secret_files.values()}
+        named = job.spec.secret_names
         granted = {}
         for name in ask.names:
             if name not in named:

@@ -58,6 +58,19 @@ class RankPlan(Message, frozen=True):
     devices: Devices
 
 
+class EnvironmentOrder(Message, frozen=True):
+    """What a node is to build before the ranks begin, unless it has it.
+
+    `kind` is `requirements`, `uv` or `conda`, `path` its file in the snapshot `files`, `python` the
+    interpreter to build it with; empty: the agent's own.
+    """
+
+    kind: Short
+    path: Text
+    files: Short
+    python: Text = ""
+
+
 class BindJob(Message, frozen=True, tag="bind-job"):
     """Start this node's ranks of one attempt of a job: as containers if there is an `image`.
 
@@ -72,7 +85,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
     variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
-    `workdir`.
+    `workdir`. `environment` is built first; its interpreter is then in the place of `python`. With
+    `pull` an `image` that is missing is fetched, by the login in the secret `login` if it is named.
     """
 
     order: Count
@@ -108,6 +122,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     secret_files: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
     code: Short = ""
     outputs: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
+    environment: EnvironmentOrder | None = None
+    pull: bool = False
+    login: Short = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -38,6 +38,7 @@ from skep.wire.spec import (
     WORKERS_MAX,
     After,
     Elastic,
+    Environment,
     JobSpec,
     Late,
     Limits,
@@ -46,6 +47,7 @@ from skep.wire.spec import (
     Profile,
     Qos,
     Resources,
+    Runtime,
     SizeHint,
     Willing,
 )
@@ -329,8 +331,10 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     if spec.python is not None and not _is_program(spec.python):
         yield _bad("$.python", "the full path of an interpreter, or its name, such as `python3.12`")
     yield from _folders(spec)
-    if spec.runtime is not None and not _is_image(spec.runtime.image):
-        yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
+    if spec.environment is not None:
+        yield from _environment(spec, spec.environment)
+    if spec.runtime is not None:
+        yield from _runtime(spec.runtime)
     if not 0 <= spec.priority <= PRIORITY_MAX:
         yield _bad("$.priority", f"0 to {PRIORITY_MAX}")
     yield from _texts(spec)
@@ -383,6 +387,49 @@ def _folders(spec: JobSpec) -> Iterator[Problem]:
             yield _bad(f"$.outputs[{at}]", f"a path in the job's folder ({why})")
 
 
+def _environment(spec: JobSpec, given: Environment) -> Iterator[Problem]:
+    """Yield what is wrong with what the job has installed."""
+    kinds = [kind for kind, _ in given.named]
+    if spec.runtime is not None:
+        text = "the job runs in an image, which has its own environment"
+        yield _apart("$.environment", text, "install what is needed into the image")
+    if spec.python is not None:
+        text = "`python` and `environment` both say which interpreter runs the job"
+        yield _apart("$.environment", text, "name it as `environment.python`")
+    if len(kinds) > 1:
+        text = f"an environment is made of one file, and this names {' and '.join(kinds)}"
+        yield _apart("$.environment", text, "leave all but one of them out")
+    elif not kinds and not given.python:
+        yield _bad("$.environment", "one of `requirements`, `uv`, `conda` and `python`")
+    if given.python and not _is_program(given.python):
+        yield _bad("$.environment.python", "the full path of an interpreter, or its name")
+    if given.python and "conda" in kinds:
+        text = "a conda environment has an interpreter of its own"
+        yield _apart("$.environment.python", text, "name it in the file, as `python=3.12`")
+    for kind, path in given.named:
+        if why := unsafe(path):
+            yield _bad(f"$.environment.{kind}", f"a path in the snapshot of its files ({why})")
+    if len(kinds) == 1 and not is_digest(given.files):
+        text = "`environment.files` must be the digest of a snapshot, of 64 hexadecimal digits"
+        yield _apart("$.environment.files", text, "have `skep submit` make one of the files")
+    elif given.files and not kinds:
+        yield _bad("$.environment.files", "left out: no file is named")
+
+
+def _apart(path: str, text: str, suggestion: str) -> Problem:
+    return Problem(path=path, reason=Reason.BAD_VALUE, text=text, suggestion=suggestion)
+
+
+def _runtime(runtime: Runtime) -> Iterator[Problem]:
+    if not _is_image(runtime.image):
+        yield _bad("$.runtime.image", "the name of an image, such as `pytorch/pytorch:2.9`")
+    if runtime.login and not is_token(runtime.login):
+        yield _bad("$.runtime.login", "a secret's name: letters, digits, `_` and `-`")
+    if runtime.login and runtime.pull == "never":
+        text = "a login is for fetching the image, and this job fetches none"
+        yield _apart("$.runtime.login", text, "say `pull: missing` too")
+
+
 def _is_image(name: str) -> bool:
     return len(name) <= IMAGE_CHARS_MAX and IMAGE.fullmatch(name) is not None
 
@@ -408,7 +455,7 @@ def _texts(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _secrets(spec: JobSpec) -> Iterator[Problem]:
-    if len({*spec.secrets.values(), *spec.secret_files.values()}) > SECRETS_PER_JOB_MAX:
+    if len(spec.secret_names) > SECRETS_PER_JOB_MAX:
         yield _bad("$.secrets", f"at most {SECRETS_PER_JOB_MAX} secrets, files included")
     seen = set(spec.env)
     for key, uses in (("secrets", spec.secrets), ("secret_files", spec.secret_files)):

@@ -91,6 +91,8 @@ class Reason(StrEnum):
     CODE_FULL = "code-full"
     NO_OUTPUT = "no-output"
     OUTPUT_CHANGED = "output-changed"
+    NO_ENVIRONMENT = "no-environment"
+    ENVIRONMENT_IN_USE = "environment-in-use"
     OTHER_VAULT_KEY = "other-vault-key"
     OTHER_PLACE = "other-place"
     TOO_MANY_SECRETS = "too-many-secrets"
@@ -368,6 +370,8 @@ TEXT: dict[Reason, str] = {
     Reason.CODE_FULL: "there is no room for more snapshots of code",
     Reason.NO_OUTPUT: "the job's folder has no such file, or is not kept any more",
     Reason.OUTPUT_CHANGED: "the file changed while it was copied",
+    Reason.NO_ENVIRONMENT: "the node keeps no such environment",
+    Reason.ENVIRONMENT_IN_USE: "the environment is being built, or jobs may run in it",
     Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
     Reason.OTHER_PLACE: "the secret was sealed for another owner or name",
     Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",

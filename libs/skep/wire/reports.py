@@ -41,10 +41,23 @@ class DeviceTrouble(Message, frozen=True):
     text: Text
 
 
+class Building(Message, frozen=True, tag="environment-building"):
+    """A node makes the environment of an attempt ready since `since`; no rank of it has begun.
+
+    `text` says how far a pull of its image is; empty: it builds.
+    """
+
+    job: JobName
+    attempt: Attempt
+    since: Moment
+    text: Short = ""
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state.
 
-    `epoch` is the highest epoch of the allocator whose orders it took; 0: of none.
+    `epoch` is the highest epoch of the allocator whose orders it took; 0: of none. `building` are
+    the environments that it builds now.
     """
 
     node: Token
@@ -53,6 +66,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     incarnation: Incarnation = 0
     trouble: Annotated[tuple[DeviceTrouble, ...], Meta(max_length=DEVICES_MAX)] = ()
     epoch: Count = 0
+    building: Annotated[tuple[Building, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class RankProgress(Message, frozen=True):

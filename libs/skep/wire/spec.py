@@ -133,9 +133,15 @@ class SizeHint(_Part, frozen=True):
 
 
 class Runtime(_Part, frozen=True):
-    """What the processes run in: containers of `image`, which must be on the nodes already."""
+    """What the processes run in: containers of `image`.
+
+    It must be on the nodes already, unless `pull` is `missing`: then a node fetches it. `login` is
+    the name of a secret that has `user:password` for the image's registry.
+    """
 
     image: Annotated[str, Meta(max_length=IMAGE_CHARS_MAX)]
+    pull: Literal["never", "missing"] = "never"
+    login: Short = ""
 
 
 class Elastic(_Part, frozen=True):
@@ -210,6 +216,29 @@ class After(_Part, frozen=True):
         return [(kind, at, job) for kind, jobs in kinds for at, job in enumerate(jobs)]
 
 
+class Environment(_Part, frozen=True):
+    """What the processes of a job have installed, where no image says it.
+
+    One of `requirements` (a file for pip), `uv` (a `uv.lock` beside its `pyproject.toml`) and
+    `conda` (an `environment.yml`, or a list that begins with `@EXPLICIT`) names a file. A node
+    builds the environment once, and keeps it for further jobs of the same person and VC. `python`
+    is the interpreter that it is built with; alone it is the environment as it is. `files` is the
+    digest of a snapshot of the files that are named: clients write it.
+    """
+
+    requirements: Words = ""
+    uv: Words = ""
+    conda: Words = ""
+    python: Words = ""
+    files: Words = ""
+
+    @property
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """Return each kind of file that is named, with its path."""
+        every = (("requirements", self.requirements), ("uv", self.uv), ("conda", self.conda))
+        return tuple((kind, path) for kind, path in every if path)
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
@@ -240,7 +269,8 @@ class JobSpec(_Part, frozen=True):
     says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
-    `workdir` that are kept when an attempt ends.
+    `workdir` that are kept when an attempt ends. `environment` is what its processes have
+    installed, in place of `python`.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -280,6 +310,20 @@ class JobSpec(_Part, frozen=True):
     task: Short = ""
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    environment: Environment | None = None
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Return the names of the secrets that it needs, each once."""
+        login = self.runtime.login if self.runtime is not None else ""
+        named = (*self.secrets.values(), *self.secret_files.values(), *([login] if login else ()))
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Return the digests of the snapshots that it needs: its code, its environment's files."""
+        files = self.environment.files if self.environment is not None else ""
+        return tuple(digest for digest in (self.code, files) if digest)
 
     @property
     def is_distributed(self) -> bool:

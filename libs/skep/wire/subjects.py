@@ -176,6 +176,11 @@ def outputs(node: str) -> str:
     return f"{PREFIX}.outputs.{node}"
 
 
+def caches(node: str) -> str:
+    """Return where a node answers which environments it keeps, and removes one."""
+    return f"{PREFIX}.caches.{node}"
+
+
 def vault(node: str) -> str:
     """Return where a node's agent asks for the secrets of jobs that it is to run."""
     return f"{PREFIX}.vault.{node}"
@@ -232,7 +237,7 @@ def answering_node(subject: str) -> str:
     parsed = parse(subject)
     if parsed is None or parsed.second:
         return ""
-    if parsed.kind in {"logs", "outputs"}:
+    if parsed.kind in {"logs", "outputs", "caches"}:
         return parsed.first
     return parsed.first.removeprefix("node-") if _of_node(parsed) else ""
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +43,7 @@ INSTALL = (
     "install the `docker` extra (pip install 'skep[docker]'; for agents that are containers "
     "see compose/containers.yaml)"
 )
+STOPPED = "it was stopped"
 NO_IMAGE_STATUS, GONE_STATUS, CONFLICT_STATUS = 404, 404, 409
 
 
@@ -124,6 +125,47 @@ class Engine:
     def has_image(self, image: str) -> bool:
         """Return whether containers can be made of an image without fetching it."""
         return self._ask(lambda api: api.inspect_image(image)) is not None
+
+    def pull(
+        self,
+        image: str,
+        login: Mapping[str, str] | None,
+        tell: Callable[[int, int], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Fetch an image from its registry.
+
+        Args:
+            image: The image; without a tag or digest it is `latest`.
+            login: `username` and `password` for its registry; None: what this user has.
+            tell: Takes how many bytes of its layers are here, and of how many that are known.
+            stopped: Whether to give up.
+
+        Raises:
+            EngineRefusedError: The registry or the engine refuses it, or it was to give up.
+            EngineGoneError: The engine goes away meanwhile.
+        """
+        docker, requests = _sdk(), _requests()
+        name, tag = docker.utils.parse_repository_tag(image)
+        layers: dict[str, tuple[int, int]] = {}
+        how = {"tag": tag or "latest", "stream": True, "decode": True}
+        try:
+            said = self._do(
+                lambda api: api.pull(name, auth_config=dict(login) if login else None, **how)
+            )
+            with contextlib.closing(said):
+                for event in said:
+                    if stopped():
+                        raise EngineRefusedError(STOPPED)
+                    if "error" in event:
+                        raise EngineRefusedError(_not_pulled(str(event["error"])))
+                    _count(layers, event)
+                    sizes = layers.values()
+                    tell(sum(one[0] for one in sizes), sum(one[1] for one in sizes))
+        except docker.errors.APIError as error:
+            raise EngineRefusedError(_not_pulled(str(error.explanation or error))) from error
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise EngineGoneError(_gone(self.host, error)) from error
 
     def tokens(self) -> list[str]:
         """Return the tokens of all containers of this owner."""
@@ -410,12 +452,34 @@ def _knock(host: str) -> None:
             probe.connect(path)
 
 
+def _count(layers: dict[str, tuple[int, int]], event: dict[str, Any]) -> None:
+    """Note how much of a layer is here, by what the engine says of it."""
+    layer, detail = str(event.get("id", "")), event.get("progressDetail") or {}
+    status = event.get("status")
+    if status == "Downloading" and isinstance(detail.get("total"), int):
+        layers[layer] = (int(detail.get("current", 0)), detail["total"])
+    elif status in {"Download complete", "Pull complete"} and layer in layers:
+        layers[layer] = (layers[layer][1], layers[layer][1])
+
+
+def _not_pulled(text: str) -> str:
+    """Return in words why an image was not fetched."""
+    text = " ".join(text.split())[:500]
+    if any(
+        word in text
+        for word in ("denied", "unauthorized", "authentication required", "no basic auth")
+    ):
+        return f"{text}: name a secret that has `user:password` as `runtime.login`"
+    return text
+
+
 def _explained(error: Any, image: str) -> str:
     """Return in words why the engine refused a container."""
     text = str(error.explanation or error).strip()
     if image and error.status_code == NO_IMAGE_STATUS:
         return (
-            f"image {image} is not on this node, and is not fetched for a job: docker pull {image}"
+            f"image {image} is not on this node, and is not fetched: docker pull {image} there, or "
+            "`pull: missing` in `runtime`"
         )
     if "argument list too long" in text:
         return "the arguments and the environment are together too large to execute"

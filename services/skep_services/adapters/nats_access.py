@@ -285,6 +285,7 @@ def services_account(users: Sequence[User]) -> Account:
         subjects.command("*"),
         subjects.logs("*"),
         subjects.outputs("*"),
+        subjects.caches("*"),
         subjects.health("*"),
         subjects.terminal("*"),
     )
@@ -391,6 +392,7 @@ def _node_hears(node: str) -> tuple[str, ...]:
         subjects.command(node),
         subjects.logs(node),
         subjects.outputs(node),
+        subjects.caches(node),
         subjects.health(node_identity(node)),
         subjects.terminal(node),
     )
@@ -684,6 +686,7 @@ def _everything_asked() -> tuple[str, ...]:
         subjects.ACCESS_ASKED,
         subjects.logs("*"),
         subjects.outputs("*"),
+        subjects.caches("*"),
         subjects.health("*"),
         subjects.draft("*"),
     )

@@ -28,6 +28,7 @@ from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent import old_logs
+from skep_services.agent.caches import Caches
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
 from skep_services.agent.environment import container_folders, log_bytes_max, terminal_programs
@@ -221,11 +222,13 @@ async def main(chosen: Settings, log: Any) -> None:
     def job_lives(job: str) -> bool:
         return any(key[0] == job and part.over is None for key, part in machine.parts.items())
 
+    calls.environments.lives = lives
     watching: list[asyncio.Task[None]] = []
     times = LogTimes(shown, chosen.state / "log-times")
     await bus.listen(subjects.logs(node), LogPieces(bus, shown, lives, times).answer)
     outputs = JobOutputs(bus, calls.code, shown)
     await bus.listen(subjects.outputs(node), outputs.answer)
+    await bus.listen(subjects.caches(node), Caches(bus, calls.environments).answer)
 
     def contained(job: str, attempt: int) -> bool:
         part = machine.parts.get((job, attempt))
@@ -242,6 +245,7 @@ async def main(chosen: Settings, log: Any) -> None:
         watching.append(asyncio.create_task(times.watch(living)))
         watching.append(asyncio.create_task(old_logs.watch(shown, log_days, lives, log)))
         watching.append(asyncio.create_task(calls.code.watch(lives, log)))
+        watching.append(asyncio.create_task(calls.environments.watch()))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.tell = jobs.tell
         await jobs.open()

@@ -12,15 +12,21 @@ from typing import Any
 
 import msgspec
 
+from skep.ids import attempt_of_run
 from skep.machines import agent as machine
 from skep.wire import codec, subjects
+from skep.wire.bounds import SHORT_MAX
+from skep.wire.commands import BindJob
 from skep.wire.node import MemberExited, Outcome
+from skep.wire.reports import Building
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
+from skep_services.adapters.docker_images import Images, PullError, login_of
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.agent.builds import STOPPED, Environments, builds
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.code import JobCode, unpacks
 from skep_services.agent.environment import provide_job_library, run_plan
@@ -28,7 +34,7 @@ from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
 from skep_services.agent.runner_launch import not_written
-from skep_services.agent.secrets import JobSecrets
+from skep_services.agent.secrets import JobSecrets, SecretsRefusedError
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
 from skep_services.ports import Bus, NodeRuntime
@@ -91,6 +97,13 @@ class AgentCalls:
         remove = launcher.remove_work if launcher is not None else None
         self.code = JobCode(bus, runtime, state, self.shared, remove)
         """The folders of jobs that brought their code."""
+        self.environments = Environments(self.code, runtime, state, self.shared, inherited, remove)
+        """What the jobs here have installed."""
+        self.environments.tell = self._tell_builds
+        self._built: tuple[Building, ...] = ()
+        self.images = Images()
+        """Fetches the images of jobs that want that."""
+        self.images.changed = self._tell_preparing
         self.access = RankAccess(node_key(state))
         """Which processes may speak for the ranks that this starts and finds."""
         self.access.any_account = launcher is not None
@@ -121,6 +134,7 @@ class AgentCalls:
         """Stop working; the runs go on."""
         for task in list(self._tasks.values()):
             task.cancel()
+        self.images.close()
         await self._stores.close()
         if self._mps.wanted:
             await self._mps.close(busy=await self._busy())
@@ -140,8 +154,11 @@ class AgentCalls:
             case machine.PublishEvent():
                 self._publish(command, answer)
             case machine.StartRank():
+                self.environments.starting(command.token)
                 self._spawn(self._start(command, answer))
             case machine.StopRun():
+                self.environments.cancel(command.token)
+                self.images.cancel(command.token)
                 self._spawn(self._runtime.stop(command.token, command.grace_s))
             case machine.ForgetRun():
                 self._forget(command)
@@ -204,6 +221,9 @@ class AgentCalls:
         if unpacks(run.token):
             await self.code.ended(run)
             return
+        if builds(run.token):
+            await self.environments.ended(run)
+            return
         self._forget_secrets(run.token)
         assert self._answer is not None
         await self._answer(run)
@@ -214,7 +234,10 @@ class AgentCalls:
             self._spawn(self._launcher.remove_files(token))
 
     async def _list(self, answer: Answer) -> None:
-        runs = tuple(run for run in await self._runtime.runs() if not unpacks(run.token))
+        listed = await self._runtime.runs()
+        for run in filter(lambda one: builds(one.token), listed):
+            await self.environments.listed(run)
+        runs = tuple(run for run in listed if not (unpacks(run.token) or builds(run.token)))
         self._secrets.keep_only(run.token for run in runs if isinstance(run, RunStarted))
         if self._launcher is not None:
             living = [run.token for run in runs if isinstance(run, RunStarted)]
@@ -273,6 +296,7 @@ class AgentCalls:
 
     async def _start(self, command: machine.StartRank, answer: Answer) -> None:
         outcome = await self._started(command)
+        self.environments.settled(command.token)
         if isinstance(outcome, RunNotStarted) and outcome.of_node:
             log.warning(
                 "%s not started, by a fault of this node: %s", outcome.token, outcome.detail
@@ -280,7 +304,54 @@ class AgentCalls:
             await asyncio.sleep(NODE_FAULT_PAUSE_S)
         await answer(outcome)
 
+    async def _tell_builds(self, building: tuple[Building, ...]) -> None:
+        self._built = building
+        await self._tell_preparing()
+
+    async def _tell_preparing(self) -> None:
+        """Tell the machine which environments are built, and which images fetched."""
+        fetched = {
+            attempt_of_run(token): (since, text)
+            for token, (since, text) in self.images.pulling().items()
+        }
+        pulls = tuple(
+            Building(job=job, attempt=attempt, since=since, text=text[:SHORT_MAX])
+            for (job, attempt), (since, text) in sorted(fetched.items())
+        )
+        if self._answer is not None:
+            await self._answer(machine.BuildsSeen((*self._built, *pulls)))
+
+    async def _fetch_image(self, command: BindJob, token: str) -> RunNotStarted | None:
+        """Have the image of a job here; return why that is not possible, else None."""
+        try:
+            if await self.images.has(command.image):
+                return None
+            login = None
+            if command.login:
+                login = login_of(await self._secrets.value(command, command.login))
+                if login is None:
+                    text = f"secret {command.login} is no login: it must be `user:password`"
+                    return RunNotStarted(token, text)
+            if self.environments.is_cancelled(token):
+                return RunNotStarted(token, STOPPED)
+            await self.images.pull(command.image, login, token)
+        except PullError as error:
+            return RunNotStarted(token, str(error))
+        except SecretsRefusedError as error:
+            return RunNotStarted(token, str(error), of_node=error.of_node)
+        return None
+
     async def _started(self, command: machine.StartRank) -> RunStarted | RunNotStarted:
+        if command.command.environment is not None:
+            python = await self.environments.provide(command.command, command.token)
+            if isinstance(python, RunNotStarted):
+                return python
+            bound = msgspec.structs.replace(command.command, python=python)
+            command = msgspec.structs.replace(command, command=bound)
+        if command.command.pull:
+            trouble = await self._fetch_image(command.command, command.token)
+            if trouble is not None:
+                return trouble
         accounts = self._launcher is not None
         plan = run_plan(command, self.shared, self._devices, self._inherited, accounts=accounts)
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}

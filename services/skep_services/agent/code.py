@@ -157,7 +157,7 @@ class JobCode:
             OSError: The disk fails.
         """
         for again in (True, False):
-            fetched = await self._fetched(command)
+            fetched = await self.fetched(command, command.code)
             status, said = await self._unpack(command, fetched, folder)
             if status == 0:
                 self._write(_work_of(command))
@@ -182,7 +182,7 @@ class JobCode:
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         token = f"{attempt_id(command.job, command.attempt)}{UNPACKS}{secrets.token_hex(4)}"
         log = log_path(self._shared, command.job, command.attempt, 0).with_name(f"{token}.log")
-        program = [INTERPRETER, "-I", "-S", "-c", _unpacker()]
+        program = [INTERPRETER, "-I", "-S", "-c", unpacker()]
         plan = RunPlan(
             token=token,
             argv=(*program, str(fetched), command.code, str(folder)),
@@ -220,19 +220,23 @@ class JobCode:
 
     # --- fetching -------------------------------------------------------------------------------
 
-    async def _fetched(self, command: BindJob) -> Path:
-        """Return the file of a snapshot, fetched unless it is here.
+    async def fetched(self, command: BindJob, code: str) -> Path:
+        """Return the file of a snapshot that a job names, fetched unless it is here.
+
+        Args:
+            command: The job's part on this node.
+            code: The digest of the snapshot.
 
         Raises:
             CodeError: No gateway has it, or none answers.
             OSError: It cannot be written.
         """
-        place = self.place(command.code)
-        async with self._lock(command.code):
+        place = self.place(code)
+        async with self._lock(code):
             # Asked each time: what another VC's job had fetched is not this one's to read.
-            asking = _Asking(self._bus, command)
+            asking = _Asking(self._bus, command, code)
             snapshot = decode(await asking.ask(""))
-            if isinstance(snapshot, str) or digest_of(encode(snapshot)) != command.code:
+            if isinstance(snapshot, str) or digest_of(encode(snapshot)) != code:
                 text = "a gateway gave another snapshot than was asked for"
                 raise CodeError(text, of_node=True)
             if place.exists():
@@ -328,7 +332,7 @@ class JobCode:
             elif not work.outputs or time.time() - work.ended_at > KEEP_S:
                 gone.append(work)
             else:
-                kept.append((await asyncio.to_thread(_size, self._path(work)), work))
+                kept.append((await asyncio.to_thread(size_of, self._path(work)), work))
         used = sum(size for size, _ in kept)
         for size, work in kept:
             if used > KEPT_BYTES_MAX:
@@ -344,7 +348,7 @@ class JobCode:
     async def _drop(self, work: Work) -> None:
         (self._records / attempt_id(work.job, work.attempt)).unlink(missing_ok=True)
         if self._remove is None:
-            await asyncio.to_thread(_remove, self._path(work))
+            await asyncio.to_thread(remove, self._path(work))
         elif not any(one.job == work.job for _, one in self._works()):
             await self._remove(work.job)  # The folders of its attempts go together.
 
@@ -364,8 +368,8 @@ class JobCode:
 class _Asking:
     """One snapshot that is being asked for, of the gateway that answered first."""
 
-    def __init__(self, bus: Bus, command: BindJob) -> None:
-        self._bus, self._command = bus, command
+    def __init__(self, bus: Bus, command: BindJob, code: str) -> None:
+        self._bus, self._command, self._code = bus, command, code
         self._gateway = subjects.ANY_GATEWAY
 
     async def ask(self, chunk: str) -> bytes:
@@ -379,7 +383,7 @@ class _Asking:
             node=command.node,
             job=command.job,
             attempt=command.attempt,
-            code=command.code,
+            code=self._code,
             chunk=chunk,
         )
         payload, until, tries = codec.encode(ask), time.monotonic() + ASKED_FOR_S, 0
@@ -434,7 +438,7 @@ async def _write_fetched(asking: _Asking, snapshot: Snapshot, file: BinaryIO) ->
 
 
 @functools.cache
-def _unpacker() -> str:
+def unpacker() -> str:
     """Return the program that unpacks, as text: an account may not be able to read its file."""
     return Path(str(unpack.__file__)).read_text(encoding="utf-8")
 
@@ -484,9 +488,9 @@ def _said(log: Path) -> str:
     return lines[-1][:500] if lines else ""
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder as far as that is allowed; a job may nest folders too deep for `shutil`."""
-    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+def remove(folder: Path) -> None:
+    """Remove the folder of an attempt, and what unpacking left beside it."""
+    remove_tree(folder)
     for beside in (f"{folder}.part", f"{folder}.lock"):
         shutil.rmtree(beside, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -495,7 +499,12 @@ def _remove(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def _size(folder: Path) -> int:
+def remove_tree(folder: Path) -> None:
+    """Remove a folder as far as that is allowed; a job may nest folders too deep for `shutil`."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def size_of(folder: Path) -> int:
     """Return how many bytes a folder has, as far as they can be seen."""
     found = 0
     for place, _, names in os.walk(folder):

@@ -151,6 +151,7 @@ def run_plan(
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",  # A set has one order in every process that goes on with a job.
             **_names(command),
+            **_environment_variables(command),
             **(_torchrun_variables(start) if command.distributed else {}),
             **command.env,
             **library,
@@ -284,6 +285,14 @@ def _names(command: BindJob) -> dict[str, str]:
     """Return what tells the process about its job. The spec may say otherwise."""
     trace = {"TRACEPARENT": command.trace} if command.trace else {}
     return {"SKEP_NAME": command.name, "SKEP_VC": command.vc, **trace}
+
+
+def _environment_variables(command: BindJob) -> dict[str, str]:
+    """Return what programs know an environment by that was built for the job."""
+    if command.environment is None:
+        return {}
+    name = "CONDA_PREFIX" if command.environment.kind == "conda" else "VIRTUAL_ENV"
+    return {name: str(Path(command.python).parent.parent)}
 
 
 def _torchrun_variables(start: StartRank) -> dict[str, str]:

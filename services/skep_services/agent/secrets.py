@@ -90,6 +90,14 @@ class JobSecrets:
             return RunNotStarted(token, text, of_node=True)
         return found
 
+    async def value(self, command: BindJob, name: str) -> bytes:
+        """Return the value of a secret that no process of the job gets.
+
+        Raises:
+            SecretsRefusedError: The job may not have it, or no vault answers.
+        """
+        return (await self._fetch(command, (name,)))[name]
+
     def forget(self, token: str) -> None:
         """Remove the files of a run that is over."""
         shutil.rmtree(self._of(token), ignore_errors=True)

@@ -1,5 +1,7 @@
 """`code:` and `--code`: the folder that travels with a job. It is taken first, and sent at the end.
 
+So are the files of an `environment`.
+
 A spec names a folder; what is submitted names a snapshot of it, by its digest. So a job that waits
 runs what the folder had when it was submitted.
 """
@@ -12,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from skep_services.cli import exits
+from skep_services.cli import environments, exits
 from skep_services.cli.client import Client, decoded, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.progress import Transfer
@@ -39,6 +41,7 @@ HELP = (
 def options_code(parser: ArgumentParser) -> None:
     """Add what names a folder that travels."""
     parser.add_argument("--code", metavar="DIR", help=HELP)
+    environments.options_environment(parser)
     parser.set_defaults(snapshots=None)
 
 
@@ -55,6 +58,7 @@ def settle(tree: dict[str, Any], arguments: Namespace) -> bool:
     Raises:
         CommandError: The folder cannot be taken, or the spec names what is not in it.
     """
+    environments.settle(tree, arguments)
     if getattr(arguments, "code", None):
         tree["code"] = arguments.code
     code = tree.get("code")
@@ -141,12 +145,21 @@ def send(client: Client, trees: Iterable[Any], arguments: Namespace) -> None:
     """
     taken = {one.digest: one for one in (getattr(arguments, "snapshots", None) or {}).values()}
     wanted = {
-        (str(tree["vc"]), str(tree["code"])): taken[tree["code"]]
+        (str(tree["vc"]), digest): taken[digest]
         for tree in trees
-        if isinstance(tree, dict) and tree.get("code") in taken
+        if isinstance(tree, dict)
+        for digest in _named(tree)
+        if digest in taken
     }
     for (vc, _), one in wanted.items():
         _send(client, vc, one)
+
+
+def _named(tree: dict[str, Any]) -> list[str]:
+    """Return the snapshots that a spec names."""
+    environment = tree.get("environment")
+    files = environment.get("files") if isinstance(environment, dict) else None
+    return [digest for digest in (tree.get("code"), files) if isinstance(digest, str)]
 
 
 def _send(client: Client, vc: str, taken: Taken) -> None:

@@ -57,6 +57,10 @@ def missing(tree: dict[str, Any]) -> list[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
     workdir, script, python = tree.get("workdir"), tree.get("script"), tree.get("python")
+    environment = tree.get("environment")
+    built_with = environment.get("python") if isinstance(environment, dict) else None
+    if isinstance(built_with, str) and "/" in built_with and not os.access(built_with, os.X_OK):
+        found.append(("$.environment.python", f"{built_with} is no program on this machine"))
     if tree.get("code"):
         # Its files travel with it, and were looked for when they were taken.
         script = workdir = None

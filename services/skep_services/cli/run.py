@@ -158,7 +158,11 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["args"] = words[1:]
     else:
         tree["command"] = words
-    if python := files.interpreter(arguments.python, os.environ):
+    if arguments.environment:
+        python = arguments.python
+    else:
+        python = files.interpreter(arguments.python, os.environ)
+    if python:
         tree["python"] = python
     if arguments.gpu_type:
         tree["resources"]["gpu_type"] = arguments.gpu_type

@@ -74,6 +74,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
         ("python", spec.get("python") or ""),
+        ("environment", _environment(row, spec.get("environment"), now_ns)),
         ("tier", _tier(row, spec)),
         ("changing", _changing(row)),
         ("asked", _asked(row)),
@@ -99,6 +100,25 @@ def _tasks(row: dict[str, Any], spec: dict[str, Any]) -> str:
     """Return which tasks an array has, and how they stand."""
     counts = row.get("tasks")
     return f"{spec.get('array') or ''}; {tasks_text(counts)}" if counts else ""
+
+
+def _environment(row: dict[str, Any], given: Any, now_ns: int) -> str:
+    """Return what a job has installed, and where that is being built."""
+    given = given if isinstance(given, dict) else {}
+    kinds = [kind for kind in ("requirements", "uv", "conda") if given.get(kind)]
+    parts = [f"{kind} {given[kind]}, {str(given.get('files'))[:12]}" for kind in kinds]
+    if given.get("python"):
+        parts.append(f"{'with ' if kinds else ''}{given['python']}")
+    parts += [
+        f"{'fetching' if one.get('text') else 'building'} on {one['node']}, "
+        f"{duration(max(0, now_ns - one['since']))}{_told(one)}"
+        for one in row.get("building") or ()
+    ]
+    return "; ".join(parts)
+
+
+def _told(building: dict[str, Any]) -> str:
+    return f": {building['text']}" if building.get("text") else ""
 
 
 def _starts(row: dict[str, Any], now_ns: int) -> str:

@@ -17,7 +17,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from skep.units import MIB
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A snapshot, and where its chunks are read: in the index, or in files of the folder."""
+    """A snapshot, and where its chunks are read: in `of_index`, or in files of the folder."""
 
     folder: str
     snapshot: Snapshot
@@ -135,6 +135,24 @@ def take(folder: str, cache: str | None = None) -> Taken:
     return Taken(
         folder, snapshot, raw, digest_of(raw), held, parts, paths, skipped, known.bytes_read
     )
+
+
+def of_files(files: Mapping[str, bytes]) -> Taken:
+    """Return the snapshot of some files, by their paths; together they are small."""
+    index = json.dumps(
+        [[path, 0o644, len(files[path])] for path in sorted(files)], separators=(",", ":")
+    ).encode()
+    content = b"".join(files[path] for path in sorted(files))
+    pieces = [
+        part[at : at + CHUNK_BYTES_MAX]
+        for part in (index, content)
+        for at in range(0, len(part), CHUNK_BYTES_MAX)
+    ]
+    chunks = tuple(Chunk(digest_of(each), len(each)) for each in pieces)
+    snapshot = Snapshot(index_bytes=len(index), files=len(files), bytes=len(content), chunks=chunks)
+    raw = encode(snapshot)
+    held = {digest_of(each): each for each in pieces}
+    return Taken("", snapshot, raw, digest_of(raw), held, {}, frozenset(files), 0, len(content))
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -122,11 +122,33 @@ class OutputDigest(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
+class CacheList(msgspec.Struct, frozen=True, kw_only=True):
+    """The environments that nodes keep, by node; `away`: it does not answer."""
+
+    nodes: list[dict[str, Any]]
+
+
+class CacheRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment that was removed, and the bytes that it had."""
+
+    node: str
+    key: str
+    bytes: int
+
+
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs, and how many there are without the limit."""
 
     jobs: list[Row]
     total: int
+
+
+class NodeBuilds(msgspec.Struct, frozen=True, kw_only=True):
+    """A node builds the environment of an attempt since then, or fetches its image (`text`)."""
+
+    node: str
+    since: int
+    text: str = ""
 
 
 class JobDetail(Row, kw_only=True, gc=True):
@@ -147,6 +169,7 @@ class JobDetail(Row, kw_only=True, gc=True):
     asks: tuple[Asked, ...] = ()
     trials: Any = None
     pledged: Pledged | None = None
+    building: tuple[NodeBuilds, ...] = ()
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):

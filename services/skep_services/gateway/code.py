@@ -142,8 +142,9 @@ class Code:
         Raises:
             ApiError: It names a snapshot that its VC does not have (422).
         """
-        code = _code_of(body)
-        if code and is_digest(code) and self._store.find(vc, code) is None:
+        for code in _code_of(body):
+            if not is_digest(code) or self._store.find(vc, code) is not None:
+                continue
             text = f"VC {vc} has no snapshot {code[:12]}: submit with `skep submit`, which sends it"
             raise ApiError(422, Reason.NO_CODE, text)
 
@@ -185,7 +186,11 @@ class Code:
         if parsed is None or parsed.first != ask.node:
             raise _Refusal(Reason.NOT_BOUND_HERE, f"{ask.node} is not the node that asks")
         job = self._state().jobs.get(ask.job)
-        if job is None or job.spec.code != ask.code or not _is_on(job, ask.attempt, ask.node):
+        if (
+            job is None
+            or ask.code not in job.spec.snapshots
+            or not _is_on(job, ask.attempt, ask.node)
+        ):
             text = f"attempt {ask.attempt} of {ask.job} with this code is not bound to {ask.node}"
             raise _Refusal(Reason.NOT_BOUND_HERE, text)
         snapshot = self._store.find(job.spec.vc, ask.code)
@@ -214,15 +219,22 @@ class _Refusal(Exception):  # noqa: N818  a name for what happened
         self.reason = reason
 
 
+class _Files(msgspec.Struct):
+    files: str = ""
+
+
 class _WithCode(msgspec.Struct):
     code: str = ""
+    environment: _Files | None = None
 
 
-def _code_of(body: bytes) -> str:
+def _code_of(body: bytes) -> list[str]:
+    """Return the snapshots that a spec names."""
     try:
-        return msgspec.json.decode(body, type=_WithCode).code
+        found = msgspec.json.decode(body, type=_WithCode)
     except UNDECODABLE:
-        return ""  # Whatever is wrong with the spec is said of it elsewhere.
+        return []  # Whatever is wrong with the spec is said of it elsewhere.
+    return [found.code, found.environment.files if found.environment is not None else ""]
 
 
 def _is_on(job: JobState, attempt: int, node: str) -> bool:

@@ -740,7 +740,7 @@ class Fold:
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         row.task, row.labels = spec.task, spec.labels
         job.trace, job.spec_whole = fact.trace, True
-        job.pinned, job.code = spec.resources.pinned, spec.code
+        job.pinned, job.snapshots = spec.resources.pinned, spec.snapshots
         self._specs[job.sequence] = codec.encode(spec)
 
 

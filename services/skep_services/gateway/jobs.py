@@ -377,6 +377,7 @@ class Jobs:
         spec = _json_or_none(await self._indexer.spec(job))
         if not caller.ruling(Action.SEE_VALUES, job.row.vc, job.row.owner):
             spec = without_values(spec)
+        live, now = self._indexer.live, self._clock.now()
         tier, can = job.attempts[-1].can() if job.attempts else ("", ())
         return {
             **msgspec.structs.asdict(job.row),
@@ -395,6 +396,7 @@ class Jobs:
             "asks": job.asks,
             "trials": self._indexer.fold.ledger.of(job.row.job),
             "pledged": job.pledged,
+            "building": live.builds(job.row.job, job.row.attempt, now),
         }
 
 

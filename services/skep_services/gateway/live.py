@@ -8,11 +8,11 @@ from skep.perf.fitted import FitsKept
 from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
-from skep.wire.reports import Heartbeat
+from skep.wire.reports import Building, Heartbeat
 from skep_services.gateway.curves import Curves
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import Job, State
-from skep_services.gateway.texts import describe_finding
+from skep_services.gateway.texts import describe_building, describe_finding
 
 SILENT_AFTER: Duration = seconds(3.0)
 """Three heartbeats: the allocator gives a node up later, people want to see it earlier."""
@@ -26,6 +26,8 @@ class Live:
     def __init__(self, fold: Fold, now: Instant) -> None:
         self.heard: dict[str, Instant] = {}
         """When each node's heartbeat last came, by this process's clock."""
+        self.building: dict[str, tuple[Building, ...]] = {}
+        """The environments that each node builds."""
         self.utilisation: dict[str, int] = {}
         """Thousandths of each running job's devices in use."""
         self.rates_at: Instant | None = None
@@ -49,6 +51,7 @@ class Live:
                 # Any agent may speak, but only nodes in use are remembered: that bounds the table.
                 if node in self._fold.state.nodes:
                     self.heard[node] = now
+                    self._builds(node, message.building)
             case Rates():
                 self._rates(message, now)
             case QueueAdvice():
@@ -73,6 +76,16 @@ class Live:
         """Return whether a node has not been heard for SILENT_AFTER, this process's start heard."""
         return now - self.heard.get(node, self._since) > SILENT_AFTER
 
+    def builds(self, job: str, attempt: int, now: Instant) -> list[dict[str, Any]]:
+        """Return which nodes build the environment of an attempt, and since when."""
+        return [
+            {"node": node, "since": one.since, "text": one.text}
+            for node, building in self.building.items()
+            if not self.silent(node, now)
+            for one in building
+            if one.job == job and one.attempt == attempt
+        ]
+
     def turns(self, now: Instant) -> dict[str, int]:
         """Return the advised position (from 0) of queued jobs; empty if the advice has expired."""
         advice = self._advice
@@ -94,6 +107,17 @@ class Live:
             self.utilisation, self.rates, self.steady = {}, {}, {}
             for job in self._fold.active.values():
                 job.row.eta_s = None
+
+    def _builds(self, node: str, building: tuple[Building, ...]) -> None:
+        known = self.building.pop(node, ())
+        if not building:
+            return
+        self.building[node] = building
+        for one in building:
+            job = self._running(one.job, one.attempt)
+            begun = not any((one.job, one.attempt) == (old.job, old.attempt) for old in known)
+            if begun and job is not None:
+                self._fold.note(one, one.since, describe_building(one, node), job)
 
     def _rates(self, rates: Rates, now: Instant) -> None:
         if rates.at != self._told_at:

@@ -113,6 +113,8 @@ PATH: dict[str, Schema] = {
     "scope": one_of("vc", "person"),
     "owner": NAME,
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    "node": NAME,
+    "key": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
 }
 """The parts of paths, by name."""
 PATH_TEXTS = {
@@ -128,6 +130,8 @@ PATH_TEXTS = {
     "owner": "The virtual cluster or the person.",
     "do": "What is done.",
     "digest": "The SHA-256 of a snapshot's list.",
+    "node": "A node.",
+    "key": "What an environment is known by.",
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "/v1/searches/{search}/trials/{trial}/{do}": ("demote", "promote"),
@@ -355,6 +359,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.OutputDigest,
         *A_FILE,
         errors=(400, 404, 409, 503),
+    ),
+    # --- caches ---
+    ("GET", "/v1/caches"): get(
+        "cluster", "List the environments of jobs that the nodes keep.", answers.CacheList
+    ),
+    ("DELETE", "/v1/caches/{node}/{key}"): Operation(
+        tag="cluster",
+        text="Have a node remove an environment that no job runs in.",
+        answer=answers.CacheRemoved,
+        errors=(400, 403, 404, 409, 503),
     ),
     # --- code ---
     ("GET", "/v1/code/{vc}"): get(

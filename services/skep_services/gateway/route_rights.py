@@ -21,6 +21,8 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/jobs/{job}/outputs"): Action.READ_LOGS,
     ("GET", "/v1/jobs/{job}/outputs/file"): Action.READ_LOGS,
     ("GET", "/v1/jobs/{job}/outputs/digest"): Action.READ_LOGS,
+    ("GET", "/v1/caches"): Action.SEE_JOBS,
+    ("DELETE", "/v1/caches/{node}/{key}"): Action.CHANGE,
     ("GET", "/v1/jobs/{job}/terminal"): Action.ENTER,
     ("GET", "/v1/events"): Action.SEE_JOBS,
     ("GET", "/v1/searches"): Action.SEE_JOBS,

@@ -306,8 +306,8 @@ class Job(msgspec.Struct, kw_only=True):
     """The tasks of an array, as its spec has them."""
     array_end: str = ""
     """How an array ended, while it has."""
-    code: str = ""
-    """The snapshot of code that its admitted spec names."""
+    snapshots: tuple[str, ...] = ()
+    """The snapshots that its admitted spec names: of code, and of its environment's files."""
 
     def asked(self, number: int) -> Asked:
         """Return a request, made if nothing was heard of it before; the oldest make room."""

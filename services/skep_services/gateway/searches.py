@@ -89,7 +89,7 @@ class SearchesView:
     def code_of(self, vc: str) -> set[str]:
         """Return the snapshots of code that the jobs of a VC's running searches have."""
         found = self._machine.searches.values()
-        return {one.spec.job.code for one in found if one.spec.vc == vc and one.spec.job.code}
+        return {digest for one in found if one.spec.vc == vc for digest in one.spec.job.snapshots}
 
     def apply(self, facts: codec.Facts) -> None:
         """Take over a record's facts."""

@@ -21,6 +21,7 @@ from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
+from skep_services.gateway.caches import Caches
 from skep_services.gateway.cluster import Cluster
 from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
@@ -226,8 +227,8 @@ class Gateway:
         """Return the snapshots that unfinished jobs, arrays and searches of a VC name."""
         fold = self.indexer.fold
         jobs, arrays = fold.state.jobs.values(), fold.arrays.values()
-        named = {job.spec.code for job in jobs if job.spec.vc == vc and job.spec.code}
-        named |= {array.code for array in arrays if array.row.vc == vc and array.code}
+        named = {digest for job in jobs if job.spec.vc == vc for digest in job.spec.snapshots}
+        named |= {digest for one in arrays if one.row.vc == vc for digest in one.snapshots}
         return named | self.searches.code_of(vc)
 
     async def _forget(self, why: str) -> None:
@@ -321,6 +322,7 @@ class Gateway:
                 *self.secrets.routes(),
                 *self.code.routes(),
                 *Outputs(self._bus, jobs).routes(),
+                *Caches(self._bus, indexer.fold).routes(),
                 *OpenApi().routes(),
             ]
         )

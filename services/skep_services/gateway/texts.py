@@ -25,6 +25,7 @@ from skep.wire.cluster import VirtualCluster
 from skep.wire.facts import Member
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import TEXT, Reason
+from skep.wire.reports import Building
 from skep_services.gateway.following import sentence
 from skep_services.gateway.shares import window_line
 
@@ -354,6 +355,12 @@ def describe_finding(finding: findings.Finding) -> Line | None:
             return Line(f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s", attempt)
         case findings.Rates() | findings.Measured() | trials.Judged() | profile.Profiled():
             return None
+
+
+def describe_building(building: Building, node: str) -> Line:
+    """Return the line for a node that builds an attempt's environment, or fetches its image."""
+    what = "fetches its image" if building.text else "builds its environment"
+    return Line(f"{node} {what}", building.attempt, node)
 
 
 def _bound(fact: facts.JobBound) -> Line:

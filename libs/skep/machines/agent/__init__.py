@@ -4,6 +4,7 @@ from skep.machines.agent.machine import FORGET_AT_ONCE, AgentMachine
 from skep.machines.agent.parts import (
     PEER_GRACE_S,
     PORT_BUSY,
+    BuildsSeen,
     DevicesSeen,
     DeviceUse,
     EvictRun,
@@ -35,6 +36,7 @@ __all__ = [
     "PEER_GRACE_S",
     "PORT_BUSY",
     "AgentMachine",
+    "BuildsSeen",
     "DeviceUse",
     "DevicesSeen",
     "EvictRun",

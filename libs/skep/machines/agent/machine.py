@@ -20,6 +20,7 @@ from skep.machines.agent.devices import also_used, in_the_way, troubles
 from skep.machines.agent.parts import (
     NODE_FAULT,
     PEER_GRACE_S,
+    BuildsSeen,
     DevicesSeen,
     ExitProcess,
     ForgetRun,
@@ -88,7 +89,7 @@ from skep.wire.part_facts import (
     RankJoins,
     Stand,
 )
-from skep.wire.reports import DeviceTrouble, Heartbeat, NodeReport, RankProgress
+from skep.wire.reports import Building, DeviceTrouble, Heartbeat, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 
 Answered = (
@@ -101,6 +102,7 @@ Answered = (
     | RankSaid
     | RankStats
     | DevicesSeen
+    | BuildsSeen
     | Published
 )
 """What an agent learns from its node: answers to its calls, its ranks and its devices."""
@@ -150,6 +152,8 @@ class AgentMachine:
         self.host_budget = joined.memory // HOST_SHARE
         """Bytes of the host's memory that suspended state may take."""
         self.changes = Changes(self)
+        self.building: tuple[Building, ...] = ()
+        """The environments that are being built. Soft."""
         self.report_at: Instant | None = None
         self.forget_at_once = FORGET_AT_ONCE
         """Bound of the parts that wait to be forgotten; a simulation makes it small."""
@@ -174,6 +178,8 @@ class AgentMachine:
             case DevicesSeen():
                 self.used = {each.index: each.utilisation for each in event.devices}
                 self.trouble = troubles(event.devices)
+            case BuildsSeen():
+                self.building = event.building
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
@@ -536,6 +542,7 @@ class AgentMachine:
             incarnation=self.incarnation,
             trouble=self.trouble,
             epoch=self.epoch_floor,
+            building=self.building,
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         profiles = self.profile_times.due(self.progress, now)

@@ -39,7 +39,7 @@ from skep.wire.part_facts import (
     RankJoins,
     Stand,
 )
-from skep.wire.reports import RankProgress
+from skep.wire.reports import Building, RankProgress
 from skep.wire.runs import RunExited, RunStarted
 from skep.wire.talk import Said, Told
 
@@ -187,6 +187,12 @@ class SweepDevices(msgspec.Struct, frozen=True):
     attempt: int
     devices: tuple[int, ...]
     shared: tuple[int, ...] = ()
+
+
+class BuildsSeen(msgspec.Struct, frozen=True):
+    """The environments of parts that are being built now: all of them."""
+
+    building: tuple[Building, ...]
 
 
 class RunFrozen(msgspec.Struct, frozen=True):

@@ -12,7 +12,14 @@ from skep.machines.allocator.transaction import Transaction
 from skep.machines.base import Send
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
-from skep.wire.commands import AGENT_PYTHON, BindJob, ChangeJob, ClearNode, StopJob
+from skep.wire.commands import (
+    AGENT_PYTHON,
+    BindJob,
+    ChangeJob,
+    ClearNode,
+    EnvironmentOrder,
+    StopJob,
+)
 from skep.wire.facts import JobStopping
 from skep.wire.moves import SuccessorDropped
 from skep.wire.reasons import Reason
@@ -230,12 +237,15 @@ def _bind_command(
         servers=job.spec.ps.servers if job.spec.ps is not None else 0,
         secret=job.secret,
         distributed=job.spec.is_distributed,
-        python=job.spec.python or "",
+        python=job.spec.python or _interpreter(job.spec),
         owner=job.owner,
         secrets=job.spec.secrets,
         secret_files=job.spec.secret_files,
         code=job.spec.code,
         outputs=job.spec.outputs,
+        environment=_environment(job.spec),
+        pull=job.spec.runtime is not None and job.spec.runtime.pull == "missing",
+        login=job.spec.runtime.login if job.spec.runtime is not None else "",
     )
 
 
@@ -252,6 +262,21 @@ def argv(spec: JobSpec) -> tuple[str, ...]:
         return ("/bin/sh", "-c", spec.command)
     assert spec.command is not None, spec
     return spec.command
+
+
+def _interpreter(spec: JobSpec) -> str:
+    """Return the interpreter that is a job's whole environment; empty: it has another one."""
+    given = spec.environment
+    return given.python if given is not None and not given.named else ""
+
+
+def _environment(spec: JobSpec) -> EnvironmentOrder | None:
+    """Return what the nodes of a job build for it."""
+    given = spec.environment
+    if given is None or not given.named:
+        return None
+    kind, path = given.named[0]
+    return EnvironmentOrder(kind=kind, path=path, files=given.files, python=given.python)
 
 
 def _awaited(made: JobState | Successor) -> str:
