@@ -30,6 +30,7 @@ from skep.wire.bounds import (
     World,
 )
 from skep.wire.message import Message
+from skep.wire.volumes import Mount
 
 RESTORE_STEP = 1_000_000
 """A process that begins counts one epoch up. The first epoch after a restore is the time of the
@@ -72,7 +73,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
     variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
-    `workdir`.
+    `workdir`. `mounts` are the volumes of the job.
     """
 
     order: Count
@@ -108,6 +109,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     secret_files: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
     code: Short = ""
     outputs: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
+    mounts: Annotated[tuple[Mount, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from skep.wire.bounds import Count, Nanoseconds, Positive, Short, Token, Words
 from skep.wire.reasons import Reason
+from skep.wire.volumes import Mount
 
 SPEC_VERSION = 1
 SPEC_BYTES_MAX = 64 * 1024
@@ -239,7 +240,9 @@ class JobSpec(_Part, frozen=True):
     says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
-    `workdir` that are kept when an attempt ends.
+    `workdir` that are kept when an attempt ends. `volumes` are names of volumes, or such names with
+    the place where the job sees each, and `:ro` or `:rw`: `{datasets: /data:ro}`. `mounts` are what
+    became of them, and are written by admission alone.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -279,6 +282,11 @@ class JobSpec(_Part, frozen=True):
     task: Short = ""
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    volumes: (
+        Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)]
+        | Annotated[dict[Words, Words], Meta(max_length=LABELS_MAX)]
+    ) = ()
+    mounts: Annotated[tuple[Mount, ...], Meta(max_length=LABELS_MAX)] = ()
 
     @property
     def is_distributed(self) -> bool:

@@ -106,6 +106,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "volumes": ("volumes", "the folders of the nodes that your jobs may ask for"),
         "policies": (
             "policies",
             "what may order a virtual cluster's jobs, with options and source",

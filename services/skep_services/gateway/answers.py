@@ -473,6 +473,12 @@ class Fair(msgspec.Struct, frozen=True, kw_only=True):
     vcs: list[dict[str, Any]]
 
 
+class Volumes(msgspec.Struct, frozen=True, kw_only=True):
+    """Volumes, and in which mode which virtual cluster may use them."""
+
+    volumes: list[dict[str, Any]]
+
+
 class Windows(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are kept free for a time."""
 

@@ -481,6 +481,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         VC,
         errors=(400, 404),
     ),
+    ("GET", "/v1/volumes"): get(
+        "cluster",
+        "List the volumes that the caller's virtual clusters may use.",
+        answers.Volumes,
+        VC,
+        errors=(400,),
+    ),
     ("GET", "/v1/windows"): get(
         "cluster", "List the windows in which nodes are kept free.", answers.Windows
     ),

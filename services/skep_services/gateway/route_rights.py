@@ -72,6 +72,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/fair"): Action.SEE_REPORTS,
     ("GET", "/v1/report"): Action.SEE_REPORTS,
     ("GET", "/v1/windows"): Action.SEE_CLUSTER,
+    ("GET", "/v1/volumes"): Action.SEE_CLUSTER,
     ("GET", "/v1/code/{vc}"): Action.SUBMIT,
     ("POST", "/v1/code/{vc}"): Action.SUBMIT,
     ("PUT", "/v1/code/{vc}/{digest}"): Action.SUBMIT,

@@ -45,6 +45,7 @@ from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.terminals import Terminals
 from skep_services.gateway.trials import Trials
+from skep_services.gateway.volumes import Volumes
 from skep_services.gateway.watch import Watch
 from skep_services.gateway.what_if import Drafts
 from skep_services.links import Followed, ForeignSeen
@@ -319,6 +320,7 @@ class Gateway:
                 *self.secrets.routes(),
                 *self.code.routes(),
                 *Outputs(self._bus, jobs).routes(),
+                *Volumes(indexer).routes(),
                 *OpenApi().routes(),
             ]
         )

@@ -27,7 +27,7 @@ from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
-from skep.machines.admission import person_limits
+from skep.machines.admission import mounting, person_limits
 from skep.machines.admission.allowing import Allowing, action_of
 from skep.machines.admission.arrays import Array, ArrayKept, Arrays, task_spec
 from skep.machines.admission.depending import Known
@@ -91,6 +91,7 @@ from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
+from skep.wire.volumes import Volume
 from skep.wire.windows import CancelWindow, ReserveNodes
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -135,6 +136,7 @@ class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-ke
     gpus: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
     last_asked: int = 0
+    volumes: dict[str, Volume] = {}
 
 
 class ActiveKept(msgspec.Struct, frozen=True, tag="active-kept"):
@@ -190,6 +192,7 @@ class AdmissionMachine:
         self.vcs: dict[str, VirtualCluster] = {}
         self.promised: dict[str, int] = {}
         """GPUs that each VC owns."""
+        self.volumes: dict[str, Volume] = {}
         self.cells = Cluster()
         """The cells in force, as far as the allocator has said."""
         self.nodes: dict[str, NodeSeen] = {}
@@ -304,7 +307,7 @@ class AdmissionMachine:
             promised = {
                 vc: each.gpus + gpus_in_cells(cluster, vc) for vc, each in event.vcs.items()
             }
-            self._record(VcsSet(vcs=event.vcs, gpus=promised))
+            self._record(VcsSet(vcs=event.vcs, gpus=promised, volumes=event.volumes))
 
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
@@ -317,6 +320,7 @@ class AdmissionMachine:
                 gpus=tuple(self.outstanding_gpus.items()),
                 jobs=tuple(self.outstanding_jobs.items()),
                 last_asked=self.last_asked,
+                volumes=self.volumes,
             )
         ]
         kept.append(CellsSeen(cluster=self.cells))
@@ -337,7 +341,7 @@ class AdmissionMachine:
                 self.epoch, self.last_sequence = kept.epoch, kept.last_sequence
                 self.vcs, self.promised = dict(kept.vcs), dict(kept.promised)
                 self.outstanding_gpus, self.outstanding_jobs = dict(kept.gpus), dict(kept.jobs)
-                self.last_asked = kept.last_asked
+                self.last_asked, self.volumes = kept.last_asked, dict(kept.volumes)
             case ActiveKept():
                 self.active.update(kept.jobs)
                 for name, job in kept.jobs:
@@ -365,6 +369,7 @@ class AdmissionMachine:
                 self.epoch = fact.epoch
             case VcsSet():
                 self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
+                self.volumes = dict(fact.volumes)
             case CellsSeen():
                 self.cells = fact.cluster
                 self._judged = {}
@@ -675,6 +680,8 @@ class AdmissionMachine:
             return [problem]
         judged = self._within_quota(parsed, jobs)
         fitting = self._fitting(judged) if isinstance(judged, JobSpec) else judged
+        if isinstance(fitting, JobSpec):
+            fitting = mounting.resolved(fitting, self.volumes)
         return (
             self.known.resolved(fitting, self.arrays.arrays)
             if isinstance(fitting, JobSpec)
