@@ -51,6 +51,10 @@ class CopyError(Exception):
     """It cannot be copied; the text is one line for a person."""
 
 
+class GoneError(Exception):
+    """The one that sends a file has gone before its end."""
+
+
 def main(words: list[str]) -> int:
     """Copy, and return the exit code: 1 after an error, which was said."""
     try:
@@ -61,6 +65,8 @@ def main(words: list[str]) -> int:
                 get(path)
             case _:
                 fail(f"copy.py cannot {' '.join(words)[:100]}")
+    except GoneError:
+        return 1
     except CopyError as error:
         say({"error": str(error)})
         return 1
@@ -136,13 +142,13 @@ def filled(handle: int, size: int, shown: str) -> str:
 
     Raises:
         OSError: There is no room for it.
+        GoneError: No more comes: what came is kept for the next time.
     """
     have = os.fstat(handle).st_size
     if have > size:
         os.ftruncate(handle, 0)
         have = 0
-    free = os.fstatvfs(handle)
-    if size - have > free.f_bavail * free.f_frsize:
+    if size - have > free_bytes(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     digest, at = hashlib.sha256(), 0
     while at < have:
@@ -155,13 +161,19 @@ def filled(handle: int, size: int, shown: str) -> str:
     while at < size:
         piece = take(min(PIECE_BYTES, size - at))
         if not piece:
-            os._exit(1)  # The one that sends has gone; what came is kept for the next time.
+            raise GoneError
         digest.update(piece)
         while piece:
             done = os.pwrite(handle, piece, at)
             at += done
             piece = piece[done:]
     return digest.hexdigest()
+
+
+def free_bytes(handle: int) -> int:
+    """Return how much room there is on the file system of a file."""
+    found = os.fstatvfs(handle)
+    return found.f_bavail * found.f_frsize
 
 
 def check_place(folder: int, name: str, shown: str) -> None:
@@ -325,7 +337,8 @@ def fail(text: str) -> NoReturn:
 
 # --- what is said and taken -----------------------------------------------------------------------
 
-_came = bytearray()
+came = bytearray()
+"""What was taken from standard input and not used yet."""
 
 
 def say(what: dict[str, Any]) -> None:
@@ -339,26 +352,31 @@ def put_bytes(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
+def read_some(most: int) -> bytes:
+    """Take what comes next; empty: nothing does any more."""
+    return os.read(0, most)
+
+
 def take_line() -> bytes:
     """Take a line; empty: there are no more."""
-    while (end := _came.find(b"\n")) < 0:
-        if len(_came) > LINE_BYTES_MAX:
+    while (end := came.find(b"\n")) < 0:
+        if len(came) > LINE_BYTES_MAX:
             fail("a line is too long")
-        piece = os.read(0, PIECE_BYTES)
+        piece = read_some(PIECE_BYTES)
         if not piece:
             return b""
-        _came.extend(piece)
-    line = bytes(_came[:end])
-    del _came[: end + 1]
+        came.extend(piece)
+    line = bytes(came[:end])
+    del came[: end + 1]
     return line
 
 
 def take(most: int) -> bytes:
     """Take some bytes, `most` at most; none: there are no more."""
-    if not _came:
-        return os.read(0, most)
-    piece = bytes(_came[:most])
-    del _came[:most]
+    if not came:
+        return read_some(most)
+    piece = bytes(came[:most])
+    del came[:most]
     return piece
 
 

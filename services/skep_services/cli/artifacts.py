@@ -166,9 +166,10 @@ def _out_of(client: Client, job: str, path: str, arguments: Namespace) -> list[d
             return []
         return [_copied(client, one) for one in sources]
     except CommandError as error:
+        if error.error.get("reason") != "no-output" or arguments.attempt or arguments.node:
+            raise
         row = client.get(f"/v1/jobs/{quote(job)}")
-        kept = error.error.get("reason") != "no-output" or (row.get("spec") or {}).get("code")
-        if kept or row["state"] != "running" or arguments.attempt:
+        if row["state"] != "running" or (row.get("spec") or {}).get("code"):
             raise
     from skep_services.cli import copying
 
