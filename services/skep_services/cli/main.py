@@ -72,6 +72,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "report": ("report", "GPU hours held and useful, by VC, person, project, type or day"),
         "promises": ("promises", "which deadlines are promised, and what became of them"),
         "calibration": ("calibration", "how often estimates of starts and ends held"),
+        "tensorboard": ("tensorboard", "show what a running job writes for TensorBoard"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),

@@ -333,6 +333,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body_needed=False,
         example={"hold": True},
     ),
+    ("GET", "/v1/jobs/{job}/links"): get(
+        "jobs",
+        "Show where a job shows its training: W&B runs, folders for TensorBoard.",
+        answers.Links,
+        errors=(404, 409),
+    ),
     ("GET", "/v1/jobs/{job}/outputs"): get(
         "jobs",
         "List the files that an attempt of a job left on its nodes.",

@@ -18,6 +18,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/jobs/{job}/trace"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/blame"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/logs"): Action.READ_LOGS,
+    ("GET", "/v1/jobs/{job}/links"): Action.READ_LOGS,
     ("GET", "/v1/jobs/{job}/outputs"): Action.READ_LOGS,
     ("GET", "/v1/jobs/{job}/outputs/file"): Action.READ_LOGS,
     ("GET", "/v1/jobs/{job}/outputs/digest"): Action.READ_LOGS,

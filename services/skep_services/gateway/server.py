@@ -30,6 +30,7 @@ from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.limits import Limits
+from skep_services.gateway.links import Links
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
@@ -321,6 +322,7 @@ class Gateway:
                 *self.code.routes(),
                 *Outputs(self._bus, jobs).routes(),
                 *Volumes(indexer).routes(),
+                *Links(indexer, jobs, logs).routes(),
                 *OpenApi().routes(),
             ]
         )
