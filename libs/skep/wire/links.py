@@ -30,8 +30,10 @@ REPORTED = "[skep] tensorboard: "
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 VIEWED = re.compile(r"wandb: .{0,40}?View (?:run|project|sweep)\b.{0,200}? ?at:? (\S+)")
 SERVED = re.compile(r"TensorBoard \S{1,32} at (\S+)")
-URL = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[!#-;=?-_a-z~]*)?")
-"""Without quotes, `<`, `>`, backquotes, braces and whatever is not ASCII."""
+URL = re.compile(
+    r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9!#$%&()*+,./:;=?@_~\[\]-]*)?"
+)
+"""Without quotes, brackets of HTML, backslashes and whatever is not ASCII."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
