@@ -26,7 +26,7 @@ def found(log: str = "", **spec: Any) -> list[str]:
             "https://wandb.ai/a/b/runs/c",
         ),
         (
-            "\x1b[34m\x1b[1mwandb\x1b[0m: View run \x1b[33mx\x1b[0m at: \x1b[4mhttp://h:80/r\x1b[0m",
+            "\x1b[34mwandb\x1b[0m: View run \x1b[33mx\x1b[0m at: \x1b[4mhttp://h:80/r\x1b[0m",
             "http://h:80/r",
         ),
         ("wandb: ⭐️ View project at https://wandb.ai/a/b", "https://wandb.ai/a/b"),

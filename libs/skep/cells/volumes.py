@@ -144,7 +144,7 @@ def _place(path: str, one: Volume) -> Iterator[Problem]:
         text = f"{one.path[:200]!r} is no path of a folder: {trouble}"
         yield _problem(f"{path}.path", text, "write the full path, such as /mnt/data")
     elif ":" in one.path:
-        yield _problem(f"{path}.path", f"{one.path!r} has a colon, which paths of volumes may not")
+        yield _problem(f"{path}.path", f"{one.path!r} has a colon, and no path of a volume may")
     elif within and (within not in OPERATORS or within == one.path):
         yield _problem(f"{path}.path", f"{one.path} is in {within}, which is the system's")
     if one.nfs and one.s3:

@@ -37,6 +37,7 @@ SYSTEM_FOLDERS = (
     "/lib64",
     "/libx32",
     "/proc",
+    # tidy: allow machine-path because every Linux has it
     "/root",
     "/run",
     "/sbin",
@@ -93,7 +94,7 @@ class Mount(
 
 
 def variable(name: str) -> str:
-    """Return the variable that says where a volume is: `SKEP_VOLUME_DATASETS`."""
+    """Return the variable that says where a volume is: `SKEP_VOLUME_NAME`."""
     return VARIABLES + name.upper().replace("-", "_")
 
 
@@ -124,7 +125,7 @@ def place_problem(place: str) -> str:
     if place in SHARED_FOLDERS:
         return f"it would hide {place}: name a folder in it"
     within = system_folder(place)
-    return f"{within} is the system's: name a place such as /data" if within else ""
+    return f"{within} is the system's" if within else ""
 
 
 def path_problem(path: str) -> str:

@@ -1,6 +1,6 @@
 """Copies files into the folder of a job, or out of it; run by its path.
 
-    python -I -S copy.py put PLACE NAME KIND      (NAME, and KIND `file` or `folder`: what is copied)
+    python -I -S copy.py put PLACE NAME KIND      (NAME and KIND of what is copied)
     python -I -S copy.py get PATH
 
 The agent runs it as a session of a person (`skep cp`), with the account of the job, in the job's

@@ -59,7 +59,7 @@ class Terminals:
             bus: Where answers go.
             node: The node.
             enter: Starts a command in a run.
-            programs: The folder with `attach.py`, `forward.py` and `copy.py`, which jobs may read.
+            programs: The folder with `attach.py`, `forward.py`, `copy.py`, which jobs may read.
             lives: Says whether an attempt has processes here.
             contained: Says whether they are containers, in which these programs are not.
         """

@@ -76,8 +76,8 @@ def options_cp(parser: ArgumentParser) -> None:
         "       skep cp [options] PLACE JOB:PATH        (into a running job's folder)"
     )
     parser.epilog = (
-        "Paths are those of the job's folder, and lead nowhere else. What is cut off goes on when it\n"
-        "is repeated; every copy is verified.\n\n" + exits.HELP
+        "Paths are those of the job's folder, and lead nowhere else. What is cut off goes on when\n"
+        "it is repeated; every copy is verified.\n\n" + exits.HELP
     )
     parser.add_argument("source", metavar="SOURCE", help="a file or folder: JOB:PATH, or one here")
     parser.add_argument("target", metavar="TARGET", help="where it goes: PLACE here, or JOB:PATH")

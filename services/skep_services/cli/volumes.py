@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> int:
 def _modes(vcs: dict[str, str]) -> str:
     shown = ", ".join(f"{vc} {mode}" for vc, mode in list(vcs.items())[:VCS_SHOWN])
     more = f" and {len(vcs) - VCS_SHOWN} more" if len(vcs) > VCS_SHOWN else ""
-    return f"{shown}{more}" or "nobody"
+    return f"{shown}{more}" or "no virtual cluster"
 
 
 COMMANDS = {"volumes": Command(options, run)}

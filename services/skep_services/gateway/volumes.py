@@ -33,7 +33,7 @@ class Volumes:
         asked = self._indexer.fold.state.asked
         vcs = [vc for vc in asked.vcs if covers(only, vc)]
         found = [(name, one, _modes(one, vcs)) for name, one in asked.volumes.items()]
-        # An operator sees those too that nobody may use.
+        # An operator sees those too that no virtual cluster may use.
         rows = [_row(name, one, modes) for name, one, modes in found if modes or only == ""]
         return json_response({"volumes": rows})
 

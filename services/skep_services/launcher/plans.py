@@ -35,6 +35,7 @@ SYSTEM_FOLDERS = (
     "/lib64",
     "/libx32",
     "/proc",
+    # tidy: allow machine-path because every Linux has it
     "/root",
     "/run",
     "/sbin",

@@ -84,8 +84,8 @@ class ServerFile(msgspec.Struct, kw_only=True):
 
     `revision` counts changes of `members`.
 
-    `vcs`, `chains`, `pins`, `quarantine` and `volumes` are what the first server publishes once, at the first
-    start of the cluster; after that `skep vc apply` says what holds.
+    `vcs`, `chains`, `pins`, `quarantine` and `volumes` are what the first server publishes once, at
+    the first start of the cluster; after that `skep vc apply` says what holds.
 
     `retention` is carried out by server-1. `archive` is the folder of what was archived; empty: it
     is in the state folder. Servers of a cluster of three share it.
