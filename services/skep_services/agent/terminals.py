@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 SESSIONS_MAX = 256
 """Sessions of one node: each has a task or two, three descriptors and a window of memory."""
 OWN_PYTHON = (sys.executable, "-I", "-S")
-"""What runs the programs of `attach`, `forward` and `copy`, beside the job's processes: they need the
-standard library only, and start in 20 ms."""
+"""What runs the programs of `attach`, `forward` and `copy`, beside the job's processes: they need
+the standard library only, and start in 20 ms."""
 STDERR = 2
 QUEUE_MAX = 2 * terminal.WINDOW_BYTES // terminal.FRAME_COST
 """Frames of input that may wait: as many as the window allows, and as many changes of size."""
