@@ -273,6 +273,11 @@ def test_a_command_is_run_in_a_job(shell: Shell) -> None:
         "stderr": "err\n",
         "cut_bytes": 0,
     }
+    (shell.workdir / "given").write_text("x" * 100_000)
+    assert shell("cp", "given", f"{job}:copied/").startswith(f"given -> {job}:copied/given")
+    assert shell("cp", f"{job}:copied/given", "-") == "x" * 100_000
+    assert (shell.workdir / "copied" / "given").read_text() == "x" * 100_000
+    assert "no link is followed" in shell.both("cp", f"{job}:copied/given/x", "-", code=1)[1]
     assert "no rank 1" in shell.both("exec", "host", "--rank", "1", "--", "ls", code=125)[1]
     assert "not found in PATH" in shell.both("exec", job, "--", "no-such", code=125)[1]
     lasting = shell.start(

@@ -134,8 +134,8 @@ async def _publish(cluster: Embedded, subject: str, payload: bytes) -> None:
 
 def store_full(trial: Trial) -> str:
     """Have a small store: a job with code is refused in one line, and nothing else is affected."""
-    base = trial.base / f"small-{trial.folders}"
-    (base / "patch").mkdir(parents=True)
+    base = Path(tempfile.mkdtemp(prefix="small-", dir=trial.base))
+    (base / "patch").mkdir()
     (base / "patch" / "sitecustomize.py").write_text(SMALL_STORE)
     path = os.pathsep.join([str(base / "patch"), *sys.path])
     small = Embedded(base / "home", {"XDG_CACHE_HOME": f"{base}/cache", "PYTHONPATH": path})

@@ -188,7 +188,7 @@ class Outputs:
 
 def copied(source: str, target: Path) -> int:
     arguments = Namespace(
-        source=source, target=str(target), attempt=None, node=None, json=True, home=None
+        source=source, target=str(target), attempt=None, node=None, rank=0, json=True, home=None
     )
     return artifacts.run_cp(arguments)
 
@@ -233,7 +233,11 @@ def test_a_copy_that_is_not_what_the_node_has_is_thrown_away(
         ("j3:../x", ".", "is no path in the job's folder"),
         ("j3:/etc/passwd", ".", "is no path in the job's folder"),
         ("j3:", ".", "is no path in the job's folder"),
-        ("x", "j3:", "copying into a job is not built"),
+        ("j3:x", "j4:y", "copying from job to job is not built"),
+        ("x", "j3:../y", "is no path in the job's folder"),
+        ("x", "j3:/etc/y", "is no path in the job's folder"),
+        ("-", "j3:y", "standard input has no length"),
+        ("j3:x", "-", "--json is not for a copy to standard output"),
         ("x", "y", "write JOB:PATH"),
     ],
 )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from skep.cells import feasible
 from skep.cells.hostlist import NODE_NAME
 from skep.cells.levels import cells_by_level, devices_of, gpus_by_level, gpus_per_node, level_names
+from skep.cells.volumes import volume_problems
 from skep.ids import is_token
 from skep.wire.cluster import JOBS_MAX, Chain, Cluster, QuarantineRule, VirtualCluster
 from skep.wire.parse import nearest
@@ -166,6 +167,7 @@ def rest_problems(
         more += _vc(cluster, name, vc, chains, paths)
     more += _owners(cluster, paths)
     more += _quarantine(cluster.quarantine)
+    more += volume_problems(cluster.volumes, cluster.vcs)
     if not more and not any(True for _ in found):
         more += _infeasible(cluster, paths)
     return more

@@ -22,6 +22,7 @@
             limits: {person: {running: 10, gpus: 16, queued: 200}}}
     priorities: {submitter: 5, manager: 50}   # the highest by role; of one VC: in its entry
     quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
+    volumes: {datasets: /mnt/datasets}        # folders of the nodes: `cells.volumes`
 
 This file reads shapes; what values may be is `clustercheck`'s. Host lists are Slurm's. In YAML a
 list between brackets needs quotes around host lists: `nodes: ["a-[1-8]", b1]`.
@@ -46,6 +47,7 @@ from skep.cells.clustercheck import (
     rest_problems,
 )
 from skep.cells.levels import cells_by_level, devices_of, gpus_by_level, gpus_per_node, level_names
+from skep.cells.volumes import read_volumes
 from skep.wire.cluster import (
     FIFO,
     JOBS_MAX,
@@ -69,7 +71,7 @@ from skep.wire.times import time_s
 
 CLUSTER_VERSION = 1
 
-CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "priorities")
+CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "priorities", "volumes")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
 QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
 LIMITED_ROLES = (Role.SUBMITTER, Role.MANAGER)
@@ -215,7 +217,9 @@ class _Reader:
             own = isinstance(value, dict) and "priorities" in value
             vcs[name] = vc if own or not usual else replace(vc, priorities=usual)
         rule = self.quarantine(top.get("quarantine"))
-        return Cluster(chains=chains, pins=pins, vcs=vcs, quarantine=rule)
+        volumes, wrong = read_volumes(top.get("volumes"))
+        self.found += wrong
+        return Cluster(chains=chains, pins=pins, vcs=vcs, quarantine=rule, volumes=volumes)
 
     def quarantine(self, value: Any) -> QuarantineRule:
         """Return when GPUs are quarantined by rule; what is not given has its default."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from skep.cells.hostlist import compress
 from skep.cells.levels import cells_by_level, gpus_by_level, gpus_per_node, level_names
 from skep.wire.cluster import FIFO, JOBS_MAX, Chain, Cluster, Pin, QuarantineRule, VirtualCluster
+from skep.wire.volumes import Volume
 
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 PLAIN_HOSTS = re.compile(r"[A-Za-z][A-Za-z0-9_.\-,\[\]]*")
@@ -73,7 +74,20 @@ def to_yaml(cluster: Cluster, *, explain: bool = False) -> str:
         lines += [f"  {_quoted(name)}: {_vc(vc)}\n" for name, vc in cluster.vcs.items()]
     if cluster.quarantine != QuarantineRule():
         lines.append(_quarantine(cluster.quarantine))
+    if cluster.volumes:
+        lines.append("\nvolumes:\n")
+        lines += [f"  {_quoted(name)}: {_volume(one)}\n" for name, one in cluster.volumes.items()]
     return "".join(lines)
+
+
+def _volume(one: Volume) -> str:
+    given = {"path": one.path, "nfs": one.nfs, "s3": one.s3, "mount": one.mount}
+    parts = [f"{key}: {_quoted(text)}" for key, text in given.items() if text]
+    parts.append(f"mode: {one.mode}")
+    if one.vcs:
+        vcs = ", ".join(f"{_quoted(vc)}: {mode}" for vc, mode in one.vcs.items())
+        parts.append(f"vcs: {{{vcs}}}")
+    return f"{{{', '.join(parts)}}}"
 
 
 def _quarantine(rule: QuarantineRule) -> str:

@@ -21,6 +21,7 @@ from skep.wire.cluster import (
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.spec import PRIORITY_MAX, Problem
+from skep.wire.volumes import Volume
 from skep.wire.windows import CancelWindow, ReserveNodes
 
 QUOTA_MAX = 1_000_000
@@ -30,18 +31,25 @@ QUOTA_MAX = 1_000_000
 class SetVcs(Message, frozen=True, tag="set-vcs", forbid_unknown_fields=True):
     """Replace the virtual clusters, on `skep.v1.admin.vcs`, and what their cells are made of.
 
-    Without `chains` the nodes that join make them up.
+    Without `chains` the nodes that join make them up. `volumes` are replaced with them.
     """
 
     vcs: Annotated[dict[Short, VirtualCluster], Meta(max_length=LISTED_MAX)]
     chains: Annotated[dict[Short, Chain], Meta(max_length=NODES_MAX)] = {}
     pins: Annotated[dict[Short, Pin], Meta(max_length=LISTED_MAX)] = {}
     quarantine: QuarantineRule = QUARANTINE
+    volumes: Annotated[dict[Short, Volume], Meta(max_length=LISTED_MAX)] = {}
 
     @property
     def cluster(self) -> Cluster:
         """Return what is asked for, as a cluster file says it."""
-        return Cluster(vcs=self.vcs, chains=self.chains, pins=self.pins, quarantine=self.quarantine)
+        return Cluster(
+            vcs=self.vcs,
+            chains=self.chains,
+            pins=self.pins,
+            quarantine=self.quarantine,
+            volumes=self.volumes,
+        )
 
 
 def vcs_problems(vcs: Mapping[str, VirtualCluster]) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from skep.wire.bounds import LISTED_MAX, NAMES_MAX, NODES_MAX, Number, Whole, Words
+from skep.wire.volumes import Volume
 
 JOBS_MAX = 1_000_000
 """Unfinished jobs a VC may have unless its entry says less: it bounds every queue."""
@@ -145,7 +146,7 @@ QUARANTINE = QuarantineRule()
 
 
 class Cluster(_Part, frozen=True):
-    """The whole: chains and pins by name, virtual clusters by name.
+    """The whole: chains and pins by name, virtual clusters and volumes by name.
 
     Without `chains` the nodes that join make them up, one chain for each kind of node.
     """
@@ -154,3 +155,4 @@ class Cluster(_Part, frozen=True):
     pins: Annotated[dict[Words, Pin], Meta(max_length=LISTED_MAX)] = {}
     vcs: Annotated[dict[Words, VirtualCluster], Meta(max_length=LISTED_MAX)] = {}
     quarantine: QuarantineRule = QUARANTINE
+    volumes: Annotated[dict[Words, Volume], Meta(max_length=LISTED_MAX)] = {}

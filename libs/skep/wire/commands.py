@@ -30,6 +30,7 @@ from skep.wire.bounds import (
     World,
 )
 from skep.wire.message import Message
+from skep.wire.volumes import Mount
 
 RESTORE_STEP = 1_000_000
 """A process that begins counts one epoch up. The first epoch after a restore is the time of the
@@ -87,6 +88,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
     `workdir`. `environment` is built first; its interpreter is then in the place of `python`. With
     `pull` an `image` that is missing is fetched, by the login in the secret `login` if it is named.
+    `mounts` are the volumes of the job.
     """
 
     order: Count
@@ -125,6 +127,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     environment: EnvironmentOrder | None = None
     pull: bool = False
     login: Short = ""
+    mounts: Annotated[tuple[Mount, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

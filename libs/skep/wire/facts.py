@@ -32,6 +32,7 @@ from skep.wire.resizes import ResizeFact
 from skep.wire.roles import Standing
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.trials import TrialFact
+from skep.wire.volumes import Volume
 from skep.wire.windows import WindowFact
 
 
@@ -50,10 +51,11 @@ class EpochBegan(Message, frozen=True, tag="epoch-began"):
 
 
 class VcsSet(Message, frozen=True, tag="vcs-set"):
-    """The virtual clusters that are asked for, and the GPUs that each is promised by that."""
+    """The virtual clusters that are asked for, the GPUs that each is promised, and the volumes."""
 
     vcs: dict[str, VirtualCluster]
     gpus: dict[str, int] = {}
+    volumes: dict[str, Volume] = {}
 
 
 class CellsSeen(Message, frozen=True, tag="cells-seen"):

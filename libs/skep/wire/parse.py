@@ -53,6 +53,7 @@ from skep.wire.spec import (
 )
 from skep.wire.times import time_s
 from skep.wire.vault import SECRETS_PER_JOB_MAX
+from skep.wire.volumes import MOUNTS_MAX, place_and_mode, place_problem, wanted
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 WILLING = Willing()
@@ -356,6 +357,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _deadline(spec)
     yield from _waits(spec)
     yield from _array(spec)
+    yield from _volumes(spec)
 
 
 def _folders(spec: JobSpec) -> Iterator[Problem]:
@@ -630,6 +632,29 @@ def _array(spec: JobSpec) -> Iterator[Problem]:
         yield _bad("$.env", f"at most {most} variables in an array")
 
 
+def _volumes(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with the names and places of volumes."""
+    asked = wanted(spec.volumes)
+    if len(spec.volumes) > MOUNTS_MAX:
+        yield _bad("$.volumes", f"at most {MOUNTS_MAX} volumes")
+        return
+    if len(asked) < len(spec.volumes):
+        yield _bad("$.volumes", "names of volumes, each given once")
+    for name, text in asked.items():
+        path = f"$.volumes.{name}"
+        if not is_token(name):
+            yield _bad("$.volumes", f"names of volumes (letters, digits, `_`, `-`), not {name!r}")
+            continue
+        place, _ = place_and_mode(text)
+        if place and (why := place_problem(place)):
+            yield Problem(
+                path=path,
+                reason=Reason.BAD_VALUE,
+                text=f"volume `{name}` cannot be at {place[:200]!r}: {why}",
+                suggestion="name a place such as `/data` or `/data:ro`, or none",
+            )
+
+
 def _run_time_s(value: float | str) -> float | None:
     return time_s(value) if isinstance(value, str) else value
 
@@ -640,8 +665,8 @@ def _bad(path: str, wanted: str) -> Problem:
 
 
 def _normalised(spec: JobSpec) -> JobSpec:
-    if spec.promise is not None:
-        spec = msgspec.structs.replace(spec, promise=None)
+    if spec.promise is not None or spec.mounts:
+        spec = msgspec.structs.replace(spec, promise=None, mounts=())
     said = (spec.resources.memory, spec.limits.time, spec.size.run_time, spec.finish_by, spec.begin)
     if not any(isinstance(each, str) for each in said):
         return spec

@@ -97,6 +97,15 @@ class Reason(StrEnum):
     OTHER_PLACE = "other-place"
     TOO_MANY_SECRETS = "too-many-secrets"
 
+    # Refusals about volumes, and about files for a job.
+    UNKNOWN_VOLUME = "unknown-volume"
+    VOLUME_NOT_ALLOWED = "volume-not-allowed"
+    VOLUME_READ_ONLY = "volume-read-only"
+    PLACES_OVERLAP = "places-overlap"
+    NO_VOLUME = "no-volume"
+    NO_MOUNTS = "no-mounts"
+    COPY_REFUSED = "copy-refused"
+
     # What admission answers to a deadline, and why.
     IN_TIME = "in-time"
     DEADLINE_PASSED = "deadline-passed"
@@ -375,6 +384,13 @@ TEXT: dict[Reason, str] = {
     Reason.OTHER_VAULT_KEY: "the secret is sealed to another key than the vault's",
     Reason.OTHER_PLACE: "the secret was sealed for another owner or name",
     Reason.TOO_MANY_SECRETS: "the owner has as many secrets as it may",
+    Reason.UNKNOWN_VOLUME: "the cluster has no such volume",
+    Reason.VOLUME_NOT_ALLOWED: "the virtual cluster may not use this volume",
+    Reason.VOLUME_READ_ONLY: "the virtual cluster may read this volume, and not write to it",
+    Reason.PLACES_OVERLAP: "two volumes would be at one place, or one in another",
+    Reason.NO_VOLUME: "the node does not have the volume, or nothing is mounted there",
+    Reason.NO_MOUNTS: "the job's processes on this node see the node's own folders only",
+    Reason.COPY_REFUSED: "the file cannot be copied to or from that place",
     Reason.UNKNOWN_VC: "no such virtual cluster",
     Reason.WRONG_VC: "the virtual cluster named is not the one published to",
     Reason.UNKNOWN_JOB: "no such job in this virtual cluster",

@@ -45,6 +45,13 @@ REMEDIES: dict[Reason, str] = {
     # Secrets.
     Reason.NO_SECRET: "`skep secret ls` lists the secrets; name it under `secrets` in the spec",
     Reason.NO_VAULT: "ask an operator for a vault; `skep doctor` says whether there is one",
+    # Volumes.
+    Reason.UNKNOWN_VOLUME: "`skep volumes` lists those that you may use",
+    Reason.VOLUME_NOT_ALLOWED: "`skep volumes` lists those that you may use; ask an operator",
+    Reason.VOLUME_READ_ONLY: "ask for it with `:ro`, or ask an operator",
+    Reason.PLACES_OVERLAP: "give each volume a place of its own",
+    Reason.NO_VOLUME: "an operator has to mount it on the node, at the path of the cluster file",
+    Reason.NO_MOUNTS: "name no place: the variable SKEP_VOLUME_NAME says where the volume is",
     # Deadlines.
     Reason.DEADLINE_PASSED: "use a later time",
     Reason.LENGTH_UNKNOWN: "say `size:` in the spec (mini-batches, or `run_time`)",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from skep.units import Instant
+from skep.wire.volumes import Mount
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     processes connect to it by the node's address, or may come to do so. `files` are made for a run
     of an account, in its memory; each is the content of one, whose path is in the variable. With
     `fresh`, what is in its log already is of another run of this token, before a restore. `work` is
-    the attempt's own folder, if it has one: a launcher makes the folder around it.
+    the attempt's own folder, if it has one: a launcher makes the folder around it. `mounts` are the
+    volumes that it gets: a launcher takes their paths from its own policy.
     """
 
     token: str
@@ -51,6 +53,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes] = {}
     fresh: bool = False
     work: str = ""
+    mounts: tuple[Mount, ...] = ()
 
 
 class RunStarted(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from skep.wire.bounds import Count, Nanoseconds, Positive, Short, Token, Words
 from skep.wire.reasons import Reason
+from skep.wire.volumes import Mount
 
 SPEC_VERSION = 1
 SPEC_BYTES_MAX = 64 * 1024
@@ -270,7 +271,9 @@ class JobSpec(_Part, frozen=True):
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
     `workdir` that are kept when an attempt ends. `environment` is what its processes have
-    installed, in place of `python`.
+    installed, in place of `python`. `volumes` are names of volumes, or such names with
+    the place where the job sees each, and `:ro` or `:rw`: `{datasets: /data:ro}`. `mounts` are what
+    became of them, and are written by admission alone.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -311,6 +314,11 @@ class JobSpec(_Part, frozen=True):
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
     environment: Environment | None = None
+    volumes: (
+        Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)]
+        | Annotated[dict[Words, Words], Meta(max_length=LABELS_MAX)]
+    ) = ()
+    mounts: Annotated[tuple[Mount, ...], Meta(max_length=LABELS_MAX)] = ()
 
     @property
     def secret_names(self) -> tuple[str, ...]:

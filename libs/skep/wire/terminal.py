@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from skep.units import KIB
 from skep.wire.bounds import UNDECODABLE, Attempt, Port, Rank, Short, Text
+from skep.wire.snapshot import unsafe
 
 WINDOW_BYTES = 256 * KIB
 """What may be under way in one direction: 5 MB/s at a round trip of 50 ms, and 128 MiB in a gateway
@@ -91,14 +92,16 @@ TO_CLIENT = frozenset({Kind.OPENED, Kind.OUTPUT, Kind.ERRORS, Kind.OVER, Kind.US
 CARRY = frozenset({Kind.INPUT, Kind.OUTPUT, Kind.ERRORS})
 """The kinds whose bodies count against a window."""
 KINDS = {kind.value.encode(): kind for kind in Kind}
-What = Literal["exec", "attach", "forward"]
+What = Literal["exec", "attach", "forward", "copy"]
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is to run. The client says all of it but the job, the attempt, and where answers go.
 
     `exec`: the command `argv`. `attach`: the terminal of a job that is a shell. `forward`: one
-    connection to the TCP port `port`, as a process of the job opens it. With a `terminal` of this
+    connection to the TCP port `port`, as a process of the job opens it. `copy`: files into the
+    job's folder (`argv` is `put`, a place there, a name, and `file` or `folder`), or out of it
+    (`get` and a path). With a `terminal` of this
     many rows and columns, of the type `term`, standard error is part of standard output. `fresh`:
     the shell to attach to has been started just now, and may need a moment.
     """
@@ -194,8 +197,25 @@ def read_open(body: bytes) -> Open | str:
             return "there is no command to run"
         case "forward" if not wanted.port:
             return "there is no port to connect to: a number from 1 to 65535"
+        case "copy":
+            return copy_problem(wanted.argv) or wanted
         case _:
             return wanted
+
+
+def copy_problem(argv: tuple[str, ...]) -> str:
+    """Return why these words do not say what is to be copied, or an empty text."""
+    match argv:
+        case ("put", place, name, "file" | "folder"):
+            why = unsafe(name)
+        case ("get", place):
+            why = ""
+        case _:
+            return "what is to be copied is said by `put PLACE NAME KIND`, or by `get PATH`"
+    inside = place.removesuffix("/")
+    if why or (inside not in {"", "."} and unsafe(inside)) or place.startswith("/"):
+        return f"{place[:200]!r} is no path in the job's folder: {why or unsafe(place) or 'its /'}"
+    return ""
 
 
 def read_over(body: bytes) -> Over:

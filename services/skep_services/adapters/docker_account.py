@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from skep.wire.volumes import Mount
 from skep_services.agent.runner_launch import NotStarted
 from skep_services.ports import RunPlan
 
@@ -34,6 +35,8 @@ class Confined(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: int
     files: dict[str, str]
     """The paths of files of secrets, by variable."""
+    mounts: tuple[Mount, ...] = ()
+    """The volumes, by the launcher's policy."""
 
 
 Prepare = Callable[[RunPlan], Awaitable[Confined | NotStarted]]
@@ -61,6 +64,10 @@ def confined(said: dict[str, Any], plan: RunPlan) -> Confined:
         memory=said["memory"],
         shared_memory=said["shared_memory"],
         files=said["files"],
+        mounts=tuple(
+            Mount(name=name, path=path, target=target, mode=mode)
+            for name, path, target, mode in said.get("volumes", ())
+        ),
     )
 
 
@@ -75,6 +82,7 @@ def with_files(plan: RunPlan, given: Confined) -> RunPlan:
             *dict.fromkeys(os.path.dirname(path) for path in given.files.values()),
         ),
         files={},
+        mounts=given.mounts,
     )
 
 

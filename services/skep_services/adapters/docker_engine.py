@@ -19,6 +19,7 @@ import msgspec
 
 from skep.units import Instant
 from skep.wire.runs import RunPlan
+from skep.wire.volumes import READ, Mount
 from skep_services.adapters.docker_account import Confined, host_config
 from skep_services.adapters.docker_entry import entrypoint
 from skep_services.agent.proc import RUN_VARIABLE
@@ -58,12 +59,14 @@ class EngineRefusedError(Exception):
 class Mounts(NamedTuple):
     """What a container sees of its host, at the same paths; `hidden` is empty in it.
 
-    What is mounted goes before what is hidden around it.
+    What is mounted goes before what is hidden around it. `volumes` are seen at their targets,
+    without the file systems that are mounted in them.
     """
 
     folders: tuple[str, ...]
     read_only: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    volumes: tuple[Mount, ...] = ()
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -215,6 +218,7 @@ class Engine:
                 )
                 for each in mounts.hidden
             ]
+            shown += [_volume(types, each) for each in mounts.volumes]
             requests = [types.DeviceRequest(device_ids=list(plan.gpus), capabilities=[["gpu"]])]
             usual = {
                 "network_mode": "host",
@@ -390,6 +394,16 @@ class Engine:
             if self._connected is not None:
                 self._connected.close()
                 self._connected = None
+
+
+def _volume(types: Any, one: Mount) -> Any:
+    """Return the mount of a volume; the engine makes no folder where there is none."""
+    read_only = one.mode == READ
+    made = types.Mount(
+        one.target, one.path, type="bind", read_only=read_only, propagation="rprivate"
+    )
+    made["BindOptions"]["NonRecursive"] = True
+    return made
 
 
 def sdk_missing() -> str:

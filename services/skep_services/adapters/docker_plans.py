@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from skep.wire.reasons import Reason
+from skep.wire.volumes import inside
 from skep_services.adapters.docker_engine import Container, Mounts, sdk_missing
 from skep_services.adapters.docker_entry import NOT_FOUND, UNUSABLE
 from skep_services.agent.runner_launch import workdir_trouble
@@ -41,7 +43,34 @@ def trouble_of(plan: RunPlan, private: Sequence[Path], *, entered: bool = True) 
     workdir = _real(plan.workdir)
     if plan.workdir not in plan.folders and any(workdir.is_relative_to(_real(p)) for p in private):
         return f"workdir {plan.workdir} is in a state folder of Skep: name another"
-    return (workdir_trouble(plan.workdir) or "") if entered else ""
+    if trouble := _volumes_trouble(plan, private):
+        return trouble
+    if not entered or _in_volume(plan):
+        return ""
+    return workdir_trouble(plan.workdir) or ""
+
+
+def _volumes_trouble(plan: RunPlan, private: Sequence[Path]) -> str:
+    """Return why a container cannot have its volumes where it wants them, or an empty text.
+
+    None may be in the place of what Skep mounts, or show what no container sees.
+    """
+    places = (*plan.folders, *plan.folders_to_read, str(Path(plan.log_path).parent))
+    for one in plan.mounts:
+        text = f"{Reason.NO_MOUNTS}: volume {one.name} cannot be at {one.target}"
+        if any(inside(each, one.target) for each in places) or any(
+            inside(one.target, str(folder)) for folder in private
+        ):
+            return f"{text}: Skep's own folders are there, or in it"
+        if any(_below(one.path, folder) or inside(one.path, str(folder)) for folder in private):
+            text = f"volume {one.name} ({one.path}) has a folder of Skep's in it, or is in one"
+            return f"{Reason.NO_VOLUME}: {text}"
+    return ""
+
+
+def _in_volume(plan: RunPlan) -> bool:
+    """Return whether the workdir is in a volume, which shows it as the volume's mode allows."""
+    return any(inside(plan.workdir, one.target) for one in plan.mounts)
 
 
 def _is_utf8(text: str) -> bool:
@@ -58,13 +87,15 @@ def mounts_of(plan: RunPlan, private: Sequence[Path], said: Path) -> Mounts:
     Of those, which have secrets of the cluster and files of other jobs, it sees what the plan
     names, its log's folder and the file `said`, wherever else a folder around one is mounted.
     """
-    wanted = (plan.workdir, *plan.folders, str(Path(plan.log_path).parent), str(said))
+    workdir = () if _in_volume(plan) else (plan.workdir,)
+    wanted = (*workdir, *plan.folders, str(Path(plan.log_path).parent), str(said))
     inside = [each for each in wanted if any(Path(each).is_relative_to(p) for p in private)]
     outside = _outermost(each for each in wanted if each not in inside)
     return Mounts(
         (*outside, *_outermost(inside)),
         tuple(plan.folders_to_read),
         _outermost(hidden for each in outside for one in private if (hidden := _below(each, one))),
+        plan.mounts,
     )
 
 

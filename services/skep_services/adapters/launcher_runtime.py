@@ -86,6 +86,12 @@ class LauncherRuntime(ProcessRuntime):
             "owner": plan.owner,
             "vc": plan.vc,
             **({"work": plan.work} if plan.work else {}),
+            # Launchers of before know no such key, and refuse what they do not know.
+            **(
+                {"volumes": [(one.name, one.target, one.mode) for one in plan.mounts]}
+                if plan.mounts
+                else {}
+            ),
             "device_nodes": plan.device_nodes,
             "checkpoints": plan.checkpoints,
             "files": {

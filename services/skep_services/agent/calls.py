@@ -37,6 +37,7 @@ from skep_services.agent.runner_launch import not_written
 from skep_services.agent.secrets import JobSecrets, SecretsRefusedError
 from skep_services.agent.stores import Stores
 from skep_services.agent.sweep import leaks
+from skep_services.agent.volumes import Volumes
 from skep_services.ports import Bus, NodeRuntime
 from skep_services.service import BeginAnewError, NameTakenError
 from skep_services.tracing import trace_of
@@ -94,6 +95,7 @@ class AgentCalls:
         self._stores = Stores()
         self._mps = Mps(state, inherited, accounts=launcher is not None)
         self._secrets = JobSecrets(bus, state)
+        self._volumes = Volumes(state, accounts=launcher is not None)
         remove = launcher.remove_work if launcher is not None else None
         self.code = JobCode(bus, runtime, state, self.shared, remove)
         """The folders of jobs that brought their code."""
@@ -379,6 +381,9 @@ class AgentCalls:
             return RunNotStarted(
                 command.token, *not_written(str(error.filename or self._state), error)
             )
+        lacks = await self._volumes.trouble(command.command)
+        if lacks is not None:
+            return RunNotStarted(command.token, *lacks)
         trouble = await self.code.provide(command.command, command.token)
         if trouble is not None:
             return trouble

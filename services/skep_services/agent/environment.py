@@ -16,6 +16,7 @@ from skep.ids import attempt_id
 from skep.machines.agent import StartRank
 from skep.wire.commands import AGENT_PYTHON, BindJob, is_restored
 from skep.wire.runs import RunPlan
+from skep.wire.volumes import variables
 from skep_services.adapters.devices import Devices, host_memory
 from skep_services.agent.checkpoints import Checkpoints
 from skep_services.agent.memory import host_budget
@@ -157,6 +158,7 @@ def run_plan(
             **library,
             **_rank_variables(start, state),
             **_change_variables(start, state, inherited),
+            **variables(command.mounts),
             **(devices.in_container if image else devices.visible)(plan.devices),
         },
         image=image,
@@ -174,6 +176,7 @@ def run_plan(
         device_nodes=devices.nodes(plan.devices),
         checkpoints=checkpoints,
         meets=_meets(command),
+        mounts=command.mounts,
         # Restored since its first epoch: whenever that was, ids came again.
         fresh=not command.joins and is_restored(command.epoch, 1),
         work=work,

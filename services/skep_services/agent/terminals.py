@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 SESSIONS_MAX = 256
 """Sessions of one node: each has a task or two, three descriptors and a window of memory."""
 OWN_PYTHON = (sys.executable, "-I", "-S")
-"""What runs the programs of `attach` and `forward`, beside the job's processes: they need the
-standard library only, and start in 20 ms."""
+"""What runs the programs of `attach`, `forward` and `copy`, beside the job's processes: they need
+the standard library only, and start in 20 ms."""
 STDERR = 2
 QUEUE_MAX = 2 * terminal.WINDOW_BYTES // terminal.FRAME_COST
 """Frames of input that may wait: as many as the window allows, and as many changes of size."""
@@ -59,7 +59,7 @@ class Terminals:
             bus: Where answers go.
             node: The node.
             enter: Starts a command in a run.
-            programs: The folder with `attach.py` and `forward.py`, which jobs may read.
+            programs: The folder with `attach.py`, `forward.py`, `copy.py`, which jobs may read.
             lives: Says whether an attempt has processes here.
             contained: Says whether they are containers, in which these programs are not.
         """
@@ -110,6 +110,8 @@ class Terminals:
             argv = (*OWN_PYTHON, str(self._programs / "attach.py"), *fresh)
         elif wanted.what == "forward":
             argv = (*OWN_PYTHON, str(self._programs / "forward.py"), str(wanted.port))
+        elif wanted.what == "copy":
+            argv = (*OWN_PYTHON, str(self._programs / "copy.py"), *wanted.argv)
         return EnterPlan(
             token=run_token(wanted.job, wanted.attempt, wanted.rank),
             argv=argv,

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from skep_services.cli.specs import Document
     from skep_services.supervisor.config import Retention
 
-KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "physicalCluster", "virtualClusters")
+KEYS = (
+    "version",
+    "chains",
+    "pinned",
+    "vcs",
+    "quarantine",
+    "volumes",
+    "physicalCluster",
+    "virtualClusters",
+)
 
 BARE_HOSTS = re.compile(r"\[[^\"'\n]*[\w.-]\[\d")
 """A host list without quotes between brackets, which YAML takes for a list in a list."""

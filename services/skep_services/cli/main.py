@@ -72,6 +72,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "report": ("report", "GPU hours held and useful, by VC, person, project, type or day"),
         "promises": ("promises", "which deadlines are promised, and what became of them"),
         "calibration": ("calibration", "how often estimates of starts and ends held"),
+        "tensorboard": ("tensorboard", "show what a running job writes for TensorBoard"),
         "wait": ("jobs", "wait until jobs have ended"),
         "events": ("logs", "what happened, and with -f what happens"),
         "trace": ("trace", "where a job's time went, as a waterfall"),
@@ -107,6 +108,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cache": ("caches", "ls | rm: the environments that nodes keep"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "volumes": ("volumes", "the folders of the nodes that your jobs may ask for"),
         "policies": (
             "policies",
             "what may order a virtual cluster's jobs, with options and source",

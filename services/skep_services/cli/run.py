@@ -98,6 +98,13 @@ def options_run(parser: ArgumentParser) -> None:
         metavar="PATH",
         help="keep this path of the job's folder when it ends (with --code; repeatable)",
     )
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="NAME[:PLACE][:ro|:rw]",
+        help="a volume of `skep volumes`, perhaps at this place (repeatable)",
+    )
     parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
     parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
@@ -178,6 +185,7 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         "hold": arguments.hold,
         "service_class": "opportunistic" if arguments.opportunistic else "",
         "outputs": arguments.output,
+        "volumes": volumes_of(arguments.volume),
         "env": dict(map(variable, arguments.env)),
     }
     tree.update({name: value for name, value in given.items() if value})
@@ -194,6 +202,21 @@ def after_of(words: list[str]) -> dict[str, list[str]]:
         known = mark and kind in ("ok", "any", "fail")
         after.setdefault(kind if known else "ok", []).append(job if known else word)
     return after
+
+
+def volumes_of(words: list[str]) -> dict[str, str]:
+    """Return the volumes of words such as `datasets`, `datasets:/data` or `datasets:/data:ro`.
+
+    Raises:
+        CommandError: One is named twice.
+    """
+    volumes: dict[str, str] = {}
+    for word in words:
+        name, mark, rest = word.partition(":")
+        if name in volumes:
+            raise CommandError(exits.USAGE, f"--volume {word}: {name} is given twice")
+        volumes[name] = f":{rest}" if mark and not rest.startswith("/") else rest
+    return volumes
 
 
 def variable(text: str) -> tuple[str, str]:

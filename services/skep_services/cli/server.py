@@ -263,6 +263,7 @@ def _cells(arguments: Namespace) -> dict[str, Any]:
             "chains": cells.chains,
             "pins": cells.pins,
             "quarantine": cells.quarantine,
+            "volumes": cells.volumes,
         }
     try:
         return {"vcs": dict(map(parse_vc, arguments.vc))}

@@ -7,11 +7,12 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from skep_services.cli import exits, render
-from skep_services.cli.client import quote
+from skep_services.cli.client import Client, quote
+from skep_services.cli.exits import CommandError
 from skep_services.cli.job_table import eta, tasks_text, why_of
 from skep_services.cli.jobs import ENDED
 from skep_services.cli.ledger import trial_columns
-from skep_services.cli.options import Command, client_of, job_argument, print_raw
+from skep_services.cli.options import Command, client_of, job_argument, print_json, print_raw
 from skep_services.cli.plan import tell_what_if
 from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column, clock_time, duration, printable
@@ -28,10 +29,11 @@ def run_show(arguments: Namespace) -> int:
     """
     client = client_of(arguments)
     path = f"/v1/jobs/{quote(arguments.job)}"
-    if arguments.json:
-        print_raw(client.get_bytes(path))
-        return exits.OK
     row = client.get(path)
+    links = _links(client, row)
+    if arguments.json:
+        print_json({**row, "links": links})
+        return exits.OK
     colour = render.colour_wanted()
     print(
         f"{row['job']}  {printable(row['name'])}  {render.state_text(row['state'], colour=colour)}"
@@ -39,6 +41,9 @@ def run_show(arguments: Namespace) -> int:
     for label, text in details(row, time.time_ns()):
         if text:
             print(f"  {label:{LABEL_COLUMNS}} {printable(text)}")
+    for one in links:
+        shown = one.get("url") or f"{one['folder']} (skep tensorboard {row['job']})"
+        print(f"  {one['kind']:{LABEL_COLUMNS}} {printable(shown)}")
     for problem in row.get("problems") or ():
         print(f"  {'problem':{LABEL_COLUMNS}} {problem_text(problem)}")
     attempts = row.get("attempts") or []
@@ -49,6 +54,17 @@ def run_show(arguments: Namespace) -> int:
         print()
         render.show_table(trial_columns(row["trials"]))
     return exits.OK
+
+
+def _links(client: Client, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return where a job shows its training; none where the caller may not read its log."""
+    if not row.get("attempts"):
+        return []
+    try:
+        found: list[dict[str, Any]] = client.get(f"/v1/jobs/{quote(row['job'])}/links")["links"]
+    except CommandError:
+        return []  # The rest is as true without them.
+    return found
 
 
 def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
@@ -79,6 +95,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("changing", _changing(row)),
         ("asked", _asked(row)),
         ("workdir", spec.get("workdir") or ""),
+        ("volumes", _volumes(spec)),
         ("place", row["place"]),
         ("shares", _shares(row)),
         ("submitted", clock_time(row["submitted_at"], date=True)),
@@ -94,6 +111,14 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("repeated by", ", ".join(row.get("repeated_by") or ())),
         ("trace", row.get("trace") or ""),
     ]
+
+
+def _volumes(spec: dict[str, Any]) -> str:
+    """Return the volumes of a job, and where it sees each."""
+    mounts = spec.get("mounts") or ()
+    return ", ".join(
+        f"{one['name']} at {one['target']} ({one.get('mode', 'ro')})" for one in mounts
+    )
 
 
 def _tasks(row: dict[str, Any], spec: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from skep.wire.links import Link
 from skep_services.gateway.rows import (
     Asked,
     Attempt,
@@ -494,6 +495,20 @@ class Fair(msgspec.Struct, frozen=True, kw_only=True):
     """What the people of virtual clusters used, and what they may have."""
 
     vcs: list[dict[str, Any]]
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job shows its training; `log`: whether its log could be read for that."""
+
+    job: str
+    links: list[Link]
+    log: bool
+
+
+class Volumes(msgspec.Struct, frozen=True, kw_only=True):
+    """Volumes, and in which mode which virtual cluster may use them."""
+
+    volumes: list[dict[str, Any]]
 
 
 class Windows(msgspec.Struct, frozen=True, kw_only=True):

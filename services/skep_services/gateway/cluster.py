@@ -20,6 +20,7 @@ from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualClu
 from skep.wire.following import StageSet
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
+from skep.wire.volumes import Volume
 from skep.wire.windows import CancelWindow, ReserveNodes, Window
 from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
 from skep_services.gateway.callers import Only, covers
@@ -57,6 +58,7 @@ class VcsBody(msgspec.Struct, forbid_unknown_fields=True):
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
     quarantine: QuarantineRule = QUARANTINE
+    volumes: dict[str, Volume] = {}
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -339,7 +341,13 @@ def _sound(body: VcsBody) -> SetVcs:
     Raises:
         ApiError: It cannot be; the error has every problem (422).
     """
-    wish = SetVcs(vcs=body.vcs, chains=body.chains, pins=body.pins, quarantine=body.quarantine)
+    wish = SetVcs(
+        vcs=body.vcs,
+        chains=body.chains,
+        pins=body.pins,
+        quarantine=body.quarantine,
+        volumes=body.volumes,
+    )
     problems = tuple(cluster_problems(wish.cluster))
     if problems:
         raise ApiError(422, problems[0].reason, problems[0].text, problems)

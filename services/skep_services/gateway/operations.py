@@ -337,6 +337,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body_needed=False,
         example={"hold": True},
     ),
+    ("GET", "/v1/jobs/{job}/links"): get(
+        "jobs",
+        "Show where a job shows its training: W&B runs, folders for TensorBoard.",
+        answers.Links,
+        errors=(404, 409),
+    ),
     ("GET", "/v1/jobs/{job}/outputs"): get(
         "jobs",
         "List the files that an attempt of a job left on its nodes.",
@@ -494,6 +500,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.Fair,
         VC,
         errors=(400, 404),
+    ),
+    ("GET", "/v1/volumes"): get(
+        "cluster",
+        "List the volumes that the caller's virtual clusters may use.",
+        answers.Volumes,
+        VC,
+        errors=(400,),
     ),
     ("GET", "/v1/windows"): get(
         "cluster", "List the windows in which nodes are kept free.", answers.Windows

@@ -31,6 +31,7 @@ from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.limits import Limits
+from skep_services.gateway.links import Links
 from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
@@ -46,6 +47,7 @@ from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.terminals import Terminals
 from skep_services.gateway.trials import Trials
+from skep_services.gateway.volumes import Volumes
 from skep_services.gateway.watch import Watch
 from skep_services.gateway.what_if import Drafts
 from skep_services.links import Followed, ForeignSeen
@@ -323,6 +325,8 @@ class Gateway:
                 *self.code.routes(),
                 *Outputs(self._bus, jobs).routes(),
                 *Caches(self._bus, indexer.fold).routes(),
+                *Volumes(indexer).routes(),
+                *Links(indexer, jobs, logs).routes(),
                 *OpenApi().routes(),
             ]
         )

@@ -43,7 +43,7 @@ COMMAND_CHARS_SHOWN = 120
 """How much of a command is in the audit log: arguments may be anything, secrets too."""
 
 Note = Callable[[Caller, str, str, str], Awaitable[None]]
-ACTIONS = {"exec": "exec", "attach": "attach", "forward": "port-forward"}
+ACTIONS = {"exec": "exec", "attach": "attach", "forward": "port-forward", "copy": "cp"}
 
 
 class Placed(NamedTuple):

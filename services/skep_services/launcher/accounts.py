@@ -49,6 +49,7 @@ class Reason(StrEnum):
     NO_ACCOUNT = "no-account"
     SYSTEM_ACCOUNT = "system-account"
     CANNOT_ISOLATE = "cannot-isolate"
+    NO_VOLUME = "no-volume"
 
     MEMORY_EXCEEDED = "memory-exceeded"
     SCRATCH_EXCEEDED = "scratch-exceeded"

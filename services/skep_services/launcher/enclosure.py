@@ -39,6 +39,7 @@ from skep_services.launcher.namespaces import INIT, Init, Namespaces
 from skep_services.launcher.policy import FEATURES, Policy
 from skep_services.launcher.scratch import Scratch
 from skep_services.launcher.secret_files import SecretFiles
+from skep_services.launcher.volumes import Shown
 
 REMOVE = "/bin/rm"
 TERMINAL_MODE = 0o600
@@ -129,12 +130,42 @@ class Apart(Enclosure):
                 )
                 raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
             account = self._accounts.of(plan["owner"], plan["vc"])
+            shown = self._volumes(plan)
         except Refusal as refusal:
             said(f"refused: {str(plan.get('token'))[:64]!r}: {refusal}")
             return NotStarted(str(refusal), of_node=refusal.of_node)
         self._admitted = account
         whose = {"owner": plan["owner"], "vc": plan["vc"]}
-        return {"uid": account.uid, "job": plan["job"], **whose}
+        seen = {"volumes": shown} if shown else {}
+        return {"uid": account.uid, "job": plan["job"], **whose, **seen}
+
+    def _volumes(self, plan: Mapping[str, Any]) -> list[Shown]:
+        """Return the volumes that a run gets, by the policy alone.
+
+        Raises:
+            Refusal: The policy has no such volume, or not for this VC in this mode.
+        """
+        shown: list[Shown] = []
+        for name, place, mode in plan.get("volumes", ()):
+            known = self._policy.volumes.get(name)
+            if known is None:
+                text = f"the launcher's policy on this node has no volume {name} ([volumes])"
+                raise Refusal(Reason.NO_VOLUME, text, of_node=True)
+            may = known.vcs.get(plan["vc"], "") if known.vcs else known.mode
+            if may not in (policy.WRITE, mode):
+                text = (
+                    f"VC {plan['vc'] or '?'} may not have volume {name} as {mode!r} on this node "
+                    "([volumes] of the launcher's policy)"
+                )
+                raise Refusal(Reason.NO_VOLUME, text, of_node=True)
+            if place != known.path and plans.is_system(place):
+                text = f"volume {name} cannot be at {place}: that is the system's"
+                raise Refusal(Reason.BAD_PLAN, text)
+            shown.append((name, known.path, place, mode, known.mounted))
+        if shown and policy.TMP in self.lacks:
+            text = f"no mounts of a job's own, so no volumes: {self.lacks[policy.TMP]}"
+            raise Refusal(Reason.CANNOT_ISOLATE, text, of_node=True)
+        return shown
 
     def open_log(self, path: str, bytes_max: int, about: Mapping[str, Any]) -> RunLog:
         if path == os.devnull:
@@ -244,7 +275,7 @@ class Apart(Enclosure):
         try:
             if "init" in known.about:
                 namespace = self._namespaces.open(Init(*known.about["init"]))
-            view = self._view(plan, account)
+            view = self._view(plan, account, known)
             self._work(plan, account)
             ours = self._checkpoints(plan, account)
             nodes = [plans.number_of(node) for node in (*plan["device_nodes"], *self._common(plan))]
@@ -312,7 +343,7 @@ class Apart(Enclosure):
                     account=account,
                     mark=known.mark,
                     joins=self._groups.make(known.mark),
-                    view=self._view(whole, account),
+                    view=self._view(whole, account, known),
                     limits=self._policy.limits,
                     umask=self._policy.umask,
                     null=ends.stdin,
@@ -353,7 +384,9 @@ class Apart(Enclosure):
             trouble = made_checkpoints(account, plan["checkpoints"])
             if trouble is not None:
                 return refusal(NotStarted(*trouble))
-        if not (ours and workdir == plan["checkpoints"]):
+        shown = about.get("volumes", [])
+        in_volume = any(f"{workdir}/".startswith(f"{each[2]}/") for each in shown)
+        if not (ours and workdir == plan["checkpoints"]) and not in_volume:
             workdir = reached(account, workdir)
             if not workdir:
                 text = f"workdir {plan['workdir']} may not be entered by {account.name}"
@@ -371,6 +404,7 @@ class Apart(Enclosure):
             return refusal(not_written(str(error.filename or self._secrets.folder), error))
         return {
             "files": files,
+            "volumes": [each[:4] for each in shown],
             "account": [account.uid, account.gid, list(account.groups)],
             "workdir": workdir,
             "pids": limits.pids,
@@ -398,7 +432,7 @@ class Apart(Enclosure):
     def _has_scratch(self) -> bool:
         return policy.TMP not in self.lacks and self._policy.private_tmp
 
-    def _view(self, plan: Mapping[str, Any], account: Account) -> View:
+    def _view(self, plan: Mapping[str, Any], account: Account, known: Known) -> View:
         mounts = policy.TMP not in self.lacks
         scratch = ""
         if self._has_scratch:
@@ -410,7 +444,9 @@ class Apart(Enclosure):
                 self._provide_memory(place, account, limits.scratch, limits.scratch_files)
         hidden = (*self._policy.hidden, self._policy.state) if mounts else ()
         hides, owns = (each not in self.lacks for each in (policy.PROCESSES, policy.PID_NAMESPACE))
-        return View(scratch, hides, hidden, owns)
+        paths = tuple(one.path for one in self._policy.volumes.values()) if mounts else ()
+        shown = tuple(tuple(each) for each in known.about.get("volumes", ()))
+        return View(scratch, hides, hidden, owns, paths, shown)
 
     def _provide_memory(self, place: str, account: Account, size: int, files: int) -> None:
         if os.path.ismount(place):

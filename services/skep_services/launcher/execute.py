@@ -37,10 +37,11 @@ from skep_services.agent.runner_launch import (
     take_terminal,
     workdir_trouble,
 )
-from skep_services.launcher import kernel
+from skep_services.launcher import kernel, volumes
 from skep_services.launcher.accounts import Account
 from skep_services.launcher.namespaces import Init
 from skep_services.launcher.policy import REPLACED, Limits
+from skep_services.launcher.volumes import Shown
 
 EXECUTE_SECONDS_MAX = 10.0
 """How long a process may take from its fork to its program: milliseconds, but for a workdir on a
@@ -70,6 +71,10 @@ class View(NamedTuple):
     hidden: tuple[str, ...]
     owns_processes: bool = False
     """It is in a PID namespace, whose /proc it gets."""
+    volumes: tuple[str, ...] = ()
+    """The paths of all volumes of the node: it sees none of them there that it does not have."""
+    shown: tuple[Shown, ...] = ()
+    """Those that it has."""
 
 
 class Request(NamedTuple):
@@ -162,7 +167,7 @@ def _wait(theirs: socket.socket, joins: Sequence[str]) -> None:
             account=Account(name, uid, gid, tuple(groups), home, shell),
             mark=mark,
             joins=(),
-            view=View(view[0], view[1], tuple(view[2]), view[3]),
+            view=View(view[0], view[1], tuple(view[2]), *view[3:]),
             limits=Limits(*limits),
             umask=umask,
             null=null,
@@ -259,7 +264,7 @@ def _child(request: Request, writer: int) -> None:
         if request.namespace >= 0:
             _move(request.namespace, writer)
         step = "getting mounts of its own"
-        _see(request.view, request.account)
+        _see(request.view)
         step = "leaving the launcher's keyring"
         kernel.leave_keyring()
         step = "setting its limits"
@@ -272,6 +277,8 @@ def _child(request: Request, writer: int) -> None:
             os._exit(FAILED)
         step = "executing"
         _run(request, writer)
+    except volumes.VolumeError as error:
+        _say(writer, str(error), error.of_node)
     except OSError as error:
         text = f"the process could not be kept apart, {step}: {error.strerror} ({error.filename})"
         _say(writer, text, True)
@@ -303,10 +310,12 @@ def _join(path: str) -> None:
     os.close(file)
 
 
-def _see(view: View, account: Account) -> None:
-    if not (view.scratch or view.hides_processes or view.owns_processes or view.hidden):
+def _see(view: View) -> None:
+    if not any(view):
         return
     kernel.unshare_mounts()
+    # After that, as a mount of another namespace cannot be shown; before anything hides them.
+    sources = volumes.opened(view.shown)
     if view.scratch:
         for place in ("/tmp", "/var/tmp"):  # noqa: S108 - they become the job's own
             kernel.bind(os.path.join(view.scratch, "tmp"), place)
@@ -317,6 +326,8 @@ def _see(view: View, account: Account) -> None:
             kernel.mount("none", place, "tmpfs", flags | kernel.MS_RDONLY, "size=4k,mode=0")
         elif os.path.exists(place):
             kernel.mount("/dev/null", place, "", kernel.MS_BIND)
+    volumes.hide(view.volumes, view.shown)
+    volumes.show(sources, view.shown)
     if view.hides_processes or view.owns_processes:
         # After the mounts, which are made by paths of /proc too.
         options = "hidepid=2" if view.hides_processes else ""
@@ -565,7 +576,7 @@ def can(view: View) -> str:
                     os.close(writer)
                     os.waitpid(inner, 0)
                     os._exit(0)
-            _see(view, Account("", 1, 1, (), ""))
+            _see(view)
             os.write(writer, b"ok")
         except OSError as error:
             os.write(writer, f"{error.strerror} ({error.filename})".encode())

@@ -8,6 +8,7 @@ patterns of the policy.
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import re
 import stat
@@ -16,19 +17,41 @@ from typing import Any, NoReturn
 
 from skep_services.launcher.accounts import Reason, Refusal
 from skep_services.launcher.folders import NAME
-from skep_services.launcher.policy import PERSON
+from skep_services.launcher.policy import PERSON, VOLUME_MODES
 
 WORDS_MAX = 100_000
 TEXT_CHARS_MAX = 4 << 20
 PATH_CHARS_MAX = 4096
 NODES_MAX = 64
 FILES_MAX = 64
+VOLUMES_MAX = 16
+SYSTEM_FOLDERS = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/proc",
+    # tidy: allow machine-path because every Linux has it
+    "/root",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/tmp",  # noqa: S108 - a job has its own
+    "/usr",
+    "/var",
+)
+SHARED_FOLDERS = ("/", "/home", "/media", "/mnt", "/opt", "/srv")
+"""Where no volume may be seen: as in `skep.wire.volumes`, which the launcher does not import."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 LOG_BYTES_MAX = 1 << 50
 
 TEXTS = ("token", "workdir", "script", "log_path", "job", "owner", "vc", "checkpoints")
 KNOWN = frozenset(
-    {*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "fresh", "work"}
+    {*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "fresh", "work", "volumes"}
 )
 
 
@@ -67,6 +90,7 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
     _check_paths(plan)
     _check_nodes(plan["device_nodes"], patterns)
     _check_files(plan.get("files", {}))
+    _check_volumes(plan.get("volumes", []))
     size = plan["log_bytes_max"]
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LOG_BYTES_MAX:
         text = f"log_bytes_max {size!r} is no size"
@@ -118,6 +142,35 @@ def _check_files(files: Any) -> None:
         except ValueError:
             text = f"file {name} cannot be decoded"
             _refuse(text)
+
+
+def _check_volumes(volumes: Any) -> None:
+    """Stop at what names no volumes with their places; which may be had is the policy's to say."""
+    if not isinstance(volumes, list) or len(volumes) > VOLUMES_MAX:
+        _refuse("volumes is no list of volumes")
+    for each in volumes:
+        fine = isinstance(each, list) and len(each) == 3
+        if not fine or not all(isinstance(text, str) for text in each):
+            _refuse("volumes has what is no volume: a name, a place and a mode")
+        name, place, mode = each
+        normal = os.path.isabs(place) and os.path.normpath(place) == place
+        if not PERSON.fullmatch(name) or mode not in VOLUME_MODES or "\0" in place or not normal:
+            text = f"volume {name[:64]!r} at {place[:64]!r} ({mode[:8]!r}) is none"
+            _refuse(text)
+        if len(place) > PATH_CHARS_MAX or place.startswith("//"):
+            text = f"volume {name} cannot be at {place[:64]!r}"
+            _refuse(text)
+    places = sorted(each[1] + "/" for each in volumes)
+    for above, below in itertools.pairwise(places):
+        if below.startswith(above):
+            text = f"two volumes are at {above[:64]!r}, or one in the other"
+            _refuse(text)
+
+
+def is_system(place: str) -> bool:
+    """Return whether a place is the system's, or hides what all jobs need."""
+    within = any(place == each or place.startswith(each + "/") for each in SYSTEM_FOLDERS)
+    return within or place in SHARED_FOLDERS
 
 
 def number_of(node: str) -> tuple[int, int] | None:

@@ -6,11 +6,12 @@ once, when the launcher starts or is told to reload.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 CONFIG_PATH = "/etc/skep/launcher.toml"
@@ -53,6 +54,10 @@ FEATURES = {
 }
 """What keeps jobs apart besides their accounts, and what a node says that lacks it."""
 REQUIRED = (MEMORY, PIDS, DEVICES, TMP, PROCESSES)
+
+READ, WRITE = "ro", "rw"
+VOLUME_MODES = (READ, WRITE)
+"""How a job may use a volume."""
 
 DISK, RAM = "disk", "memory"
 """Where the /tmp of a job is; in memory, its bound is kept by the kernel."""
@@ -129,6 +134,18 @@ class Limits(NamedTuple):
     disk_free_percent: int
 
 
+class SharedVolume(NamedTuple):
+    """A folder that jobs may ask for by its name; without `vcs` those of every VC may.
+
+    With `mounted` it is used only while something is mounted there.
+    """
+
+    path: str
+    mode: str
+    vcs: Mapping[str, str]
+    mounted: bool
+
+
 class Policy(NamedTuple):
     """An administrator's decisions; see docs/how-to/job-isolation.md."""
 
@@ -153,6 +170,7 @@ class Policy(NamedTuple):
     require: tuple[str, ...]
     umask: int
     workdirs: tuple[str, ...]
+    volumes: Mapping[str, SharedVolume]
 
     @property
     def jobs(self) -> str:
@@ -239,6 +257,7 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
         ),
         umask=view.number("umask", 0o077, 0, 0o777),
         workdirs=tuple(_path("view.workdirs", each) for each in view.texts("workdirs", WORKDIRS)),
+        volumes=_volumes(top.take("volumes", dict, {})),
     )
     for table in (top, accounts, dynamic, limits, view, devices):
         table.check_all_taken()
@@ -250,10 +269,46 @@ def parsed(given: Mapping[str, Any], memory: int) -> Policy:
     if made.dynamic_first + made.dynamic_count > UID_MAX:
         message = "accounts.dynamic goes beyond the largest uid"
         raise PolicyError(message)
+    for name, one in made.volumes.items():
+        if made.private_tmp and f"{one.path}/".startswith(REPLACED):
+            message = f"volumes.{name} is {one.path}: jobs have a folder of their own there"
+            raise PolicyError(message)
+        if f"{made.folder}/".startswith(f"{one.path}/"):
+            message = f"volumes.{name} is {one.path}, which has the launcher's folder in it"
+            raise PolicyError(message)
     if made.private_tmp and made.folder.startswith(REPLACED):
         message = f"folder is {made.folder}: jobs have a /tmp of their own and would not see it"
         raise PolicyError(message)
     return made
+
+
+def _volumes(given: Mapping[str, Any]) -> Mapping[str, SharedVolume]:
+    """Return the volumes that jobs may have, by name.
+
+    Raises:
+        PolicyError: One is none, or is in another.
+    """
+    found: dict[str, SharedVolume] = {}
+    for name, entry in given.items():
+        if not PERSON.fullmatch(name) or not isinstance(entry, dict):
+            message = f"volumes has {name!r} = {entry!r}: a name, and a table with its `path`"
+            raise PolicyError(message)
+        table = _Table(f"volumes.{name}", entry)
+        path = _path(f"volumes.{name}.path", table.take("path", str, ""))
+        mode = _one_of(f"volumes.{name}.mode", table.take("mode", str, READ), VOLUME_MODES)
+        vcs = table.take("vcs", (list, dict), {})
+        if isinstance(vcs, list):
+            vcs = dict.fromkeys(table.checked_texts("vcs", vcs), mode)
+        for vc, each in vcs.items():
+            _one_of(f"volumes.{name}.vcs.{vc}", each, VOLUME_MODES)
+        found[name] = SharedVolume(path, mode, vcs, table.take("mounted", bool, False))
+        table.check_all_taken()
+    ordered = sorted(found, key=lambda name: found[name].path + "/")
+    for above, below in itertools.pairwise(ordered):
+        if f"{found[below].path}/".startswith(f"{found[above].path}/"):
+            message = f"volumes.{below} is in volumes.{above}: rights could not be told apart"
+            raise PolicyError(message)
+    return found
 
 
 def _limits(table: _Table, memory: int) -> Limits:
@@ -314,7 +369,9 @@ class _Table:
         return found
 
     def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        found = self.take(key, (list, tuple), default)
+        return self.checked_texts(key, self.take(key, (list, tuple), default))
+
+    def checked_texts(self, key: str, found: Sequence[Any]) -> tuple[str, ...]:
         if not all(isinstance(each, str) for each in found):
             message = f"{self._dotted(key)} must be a list of texts"
             raise PolicyError(message)

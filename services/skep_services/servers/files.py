@@ -19,6 +19,7 @@ import msgspec
 from skep.ids import is_token
 from skep.wire.bounds import UNDECODABLE
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
+from skep.wire.volumes import Volume
 from skep_services import durable
 from skep_services.servers.address import hostport, is_host
 from skep_services.supervisor import home as folder
@@ -83,8 +84,8 @@ class ServerFile(msgspec.Struct, kw_only=True):
 
     `revision` counts changes of `members`.
 
-    `vcs`, `chains`, `pins` and `quarantine` are what the first server publishes once, at the first
-    start of the cluster; after that `skep vc apply` says what holds.
+    `vcs`, `chains`, `pins`, `quarantine` and `volumes` are what the first server publishes once, at
+    the first start of the cluster; after that `skep vc apply` says what holds.
 
     `retention` is carried out by server-1. `archive` is the folder of what was archived; empty: it
     is in the state folder. Servers of a cluster of three share it.
@@ -101,6 +102,7 @@ class ServerFile(msgspec.Struct, kw_only=True):
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
     quarantine: QuarantineRule = QUARANTINE
+    volumes: dict[str, Volume] = {}
     retention: Retention = Retention()
     archive: str = ""
     awaits_streams: bool = False

@@ -313,7 +313,13 @@ async def _prepare(home: str, file: ServerFile) -> None:
     if not file.vcs or await asyncio.to_thread(os.path.exists, folder.published_path(home)):
         return
     wanted = encode(
-        SetVcs(vcs=file.vcs, chains=file.chains, pins=file.pins, quarantine=file.quarantine)
+        SetVcs(
+            vcs=file.vcs,
+            chains=file.chains,
+            pins=file.pins,
+            quarantine=file.quarantine,
+            volumes=file.volumes,
+        )
     )
     link = await connect(home, file, nats_access.OPERATOR)
     try:

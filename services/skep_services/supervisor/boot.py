@@ -94,7 +94,11 @@ async def prepare(home: str, cluster: Cluster, replicas: int = 1) -> None:
         await bus.close()
     wanted = encode(
         SetVcs(
-            vcs=cluster.vcs, chains=cluster.chains, pins=cluster.pins, quarantine=cluster.quarantine
+            vcs=cluster.vcs,
+            chains=cluster.chains,
+            pins=cluster.pins,
+            quarantine=cluster.quarantine,
+            volumes=cluster.volumes,
         )
     )
     if _published(home) == wanted:

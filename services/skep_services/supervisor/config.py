@@ -20,6 +20,7 @@ from skep.policy.check import parse_cluster, policy_problems
 from skep.wire.admin import QUOTA_MAX, vcs_problems
 from skep.wire.cluster import QUARANTINE, Chain, Pin, QuarantineRule, VirtualCluster
 from skep.wire.cluster import Cluster as Cells
+from skep.wire.volumes import Volume
 from skep_services.pki.files import TlsFiles, named_files
 from skep_services.supervisor.home import CLUSTER_VERSION
 
@@ -141,6 +142,7 @@ class Cluster(msgspec.Struct, kw_only=True):
     """What the cells are made of; without any the nodes make them up."""
     pins: dict[str, Pin] = {}
     quarantine: QuarantineRule = QUARANTINE
+    volumes: dict[str, Volume] = {}
     tenants: list[str] = []
     """Virtual clusters made since (`skep vc apply`): they have credentials as those of `vcs`."""
     secrets: bool = False
@@ -153,7 +155,13 @@ class Cluster(msgspec.Struct, kw_only=True):
     @property
     def cells(self) -> Cells:
         """Return the cells and their owners, as a cluster file has them."""
-        return Cells(chains=self.chains, pins=self.pins, vcs=self.vcs, quarantine=self.quarantine)
+        return Cells(
+            chains=self.chains,
+            pins=self.pins,
+            vcs=self.vcs,
+            quarantine=self.quarantine,
+            volumes=self.volumes,
+        )
 
     @property
     def vcs_with_credentials(self) -> list[str]:
@@ -169,7 +177,7 @@ class Cluster(msgspec.Struct, kw_only=True):
 class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     """What the command line asks for; None for what it does not say.
 
-    `chains`, `pins` and `quarantine` come with `vcs`, which are about them.
+    `chains`, `pins`, `quarantine` and `volumes` come with `vcs`, which are about them.
     """
 
     nodes: int | None = None
@@ -180,6 +188,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     chains: dict[str, Chain] = {}
     pins: dict[str, Pin] = {}
     quarantine: QuarantineRule = QUARANTINE
+    volumes: dict[str, Volume] = {}
     port: int | None = None
     policy: str | None = None
     secrets: bool | None = None
@@ -235,6 +244,7 @@ def read_file(tree: Any, source: str) -> Wishes:
         chains=cells.chains,
         pins=cells.pins,
         quarantine=cells.quarantine,
+        volumes=cells.volumes,
         port=file.port,
         retention=file.retention,
     )
@@ -336,6 +346,7 @@ def settle(
         chains=cells.chains if cells is not None else {},
         pins=cells.pins if cells is not None else {},
         quarantine=cells.quarantine if cells is not None else QUARANTINE,
+        volumes=wishes.volumes or (cells.volumes if cells is not None else {}),
         retention=wishes.retention or (before.retention if before else Retention()),
     )
 

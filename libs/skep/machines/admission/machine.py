@@ -27,7 +27,7 @@ from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
-from skep.machines.admission import person_limits
+from skep.machines.admission import mounting, person_limits
 from skep.machines.admission.allowing import Allowing, action_of
 from skep.machines.admission.arrays import Array, ArrayKept, Arrays, task_spec
 from skep.machines.admission.depending import Known
@@ -104,6 +104,7 @@ from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.verdict import Verdict
+from skep.wire.volumes import Volume
 from skep.wire.windows import CancelWindow, ReserveNodes
 
 CANCEL_DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -148,6 +149,7 @@ class AdmissionKept(msgspec.Struct, frozen=True, kw_only=True, tag="admission-ke
     gpus: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
     last_asked: int = 0
+    volumes: dict[str, Volume] = {}
 
 
 class ActiveKept(msgspec.Struct, frozen=True, tag="active-kept"):
@@ -203,6 +205,7 @@ class AdmissionMachine:
         self.vcs: dict[str, VirtualCluster] = {}
         self.promised: dict[str, int] = {}
         """GPUs that each VC owns."""
+        self.volumes: dict[str, Volume] = {}
         self.cells = Cluster()
         """The cells in force, as far as the allocator has said."""
         self.nodes: dict[str, NodeSeen] = {}
@@ -337,7 +340,7 @@ class AdmissionMachine:
             promised = {
                 vc: each.gpus + gpus_in_cells(cluster, vc) for vc, each in event.vcs.items()
             }
-            self._record(VcsSet(vcs=event.vcs, gpus=promised))
+            self._record(VcsSet(vcs=event.vcs, gpus=promised, volumes=event.volumes))
 
     def snapshot(self) -> list[Kept]:
         """Return what rebuilds this state without history; to be encoded before the next event."""
@@ -350,6 +353,7 @@ class AdmissionMachine:
                 gpus=tuple(self.outstanding_gpus.items()),
                 jobs=tuple(self.outstanding_jobs.items()),
                 last_asked=self.last_asked,
+                volumes=self.volumes,
             )
         ]
         kept.append(CellsSeen(cluster=self.cells))
@@ -370,7 +374,7 @@ class AdmissionMachine:
                 self.epoch, self.last_sequence = kept.epoch, kept.last_sequence
                 self.vcs, self.promised = dict(kept.vcs), dict(kept.promised)
                 self.outstanding_gpus, self.outstanding_jobs = dict(kept.gpus), dict(kept.jobs)
-                self.last_asked = kept.last_asked
+                self.last_asked, self.volumes = kept.last_asked, dict(kept.volumes)
             case ActiveKept():
                 self.active.update(kept.jobs)
                 for name, job in kept.jobs:
@@ -400,6 +404,7 @@ class AdmissionMachine:
                 self.epoch = fact.epoch
             case VcsSet():
                 self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
+                self.volumes = dict(fact.volumes)
             case CellsSeen():
                 self.cells = fact.cluster
                 self._judged = {}
@@ -711,6 +716,8 @@ class AdmissionMachine:
             return [problem]
         judged = self._within_quota(parsed, jobs)
         fitting = self._fitting(judged) if isinstance(judged, JobSpec) else judged
+        if isinstance(fitting, JobSpec):
+            fitting = mounting.resolved(fitting, self.volumes)
         return self.known.resolved(fitting) if isinstance(fitting, JobSpec) else fitting
 
     def _fitting(self, spec: JobSpec) -> JobSpec | list[Problem]:

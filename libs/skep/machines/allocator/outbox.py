@@ -246,6 +246,7 @@ def _bind_command(
         environment=_environment(job.spec),
         pull=job.spec.runtime is not None and job.spec.runtime.pull == "missing",
         login=job.spec.runtime.login if job.spec.runtime is not None else "",
+        mounts=job.spec.mounts,
     )
 
 
