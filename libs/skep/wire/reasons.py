@@ -150,6 +150,7 @@ class Reason(StrEnum):
     FITS_NO_CELL = "fits-no-cell"
     PERSON_LIMIT = "person-limit"
     WAITS_FOR_WINDOW = "waits-for-window"
+    WAITS_FOR_SHARE = "waits-for-share"
     WAITS_FOR_JOBS = "waits-for-jobs"
     WAITS_FOR_TIME = "waits-for-time"
     HELD = "held"
@@ -182,6 +183,7 @@ class Reason(StrEnum):
     PACKED = "packed"
     UNPACKED = "unpacked"
     ALONE = "alone"
+    SHARES_FIT = "shares-fit"
 
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
@@ -395,6 +397,7 @@ TEXT: dict[Reason, str] = {
     Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
     Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
     Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would overrun",
+    Reason.WAITS_FOR_SHARE: "the job that it is to share a GPU with is starting",
     Reason.WAITS_FOR_JOBS: "it waits for other jobs to end, as its `after` says",
     Reason.WAITS_FOR_TIME: "it waits for the time that its `begin` says",
     Reason.HELD: "it is held until `skep release`",
@@ -513,6 +516,7 @@ TEXT: dict[Reason, str] = {
     Reason.GPUS_CROWDED: "as many jobs as may share a GPU are on those",
     Reason.SHARE_TAKEN: "the shares asked for come to more than a whole device",
     Reason.NOT_PACKED: "it shares its GPUs with no other job",
+    Reason.SHARES_FIT: "their shares of a GPU fit on it together",
     Reason.PACKED: "packed with others on the same GPUs, as was asked for",
     Reason.UNPACKED: "it was asked to leave the GPUs that it shared, and waits for its own",
     Reason.ALONE: "the others on its GPUs have left: they are its own again",

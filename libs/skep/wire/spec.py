@@ -15,6 +15,9 @@ SPEC_BYTES_MAX = 64 * 1024
 """A spec is a description, not a payload: 64 KiB hold 500 environment variables of 100 bytes."""
 
 GPUS_PER_WORKER_MAX = 16
+SHARE_STEP, SHARE_MOST = 100, 900
+"""Shares of a GPU are tenths of it, in thousandths: with smaller ones no job makes progress worth
+the memory that every process has to have."""
 WORKERS_MAX = 8192
 GANG_GPUS_MAX = 8192
 GANG_NODES_MAX = 1024
@@ -71,21 +74,36 @@ def suits(wanted: str | None, kind: str) -> bool:
     return not wanted or kind in wanted.split(TYPES_APART)
 
 
+GPUS_TEXT = "GPUs of one worker; or a share of one GPU in tenths, 0.1 to 0.9"
+
+
 class Resources(_Part, frozen=True):
     """What one worker needs, and how many workers there are.
 
     `memory` is bytes of host memory per worker, or text such as `16GiB`; `cpus` per worker.
     `gpu_type` is the type of all its GPUs, or several that it runs on: `v100|p100`. `pinned` names
     one of the VC's pinned cells that the job is to run in.
+
+    `share` is the part of one GPU that a job of one worker asks for, in thousandths; 0: it asks for
+    whole ones. People write `gpus: 0.5`, which is read as `gpus: 1` with `share: 500`. The job then
+    uses a GPU together with others of its VC that ask for shares. `gpu_memory` is what it needs of
+    the GPU's memory, in bytes or as text such as `10GiB`; without it, its share of that.
     """
 
-    gpus: Annotated[int, Meta(ge=1, le=GPUS_PER_WORKER_MAX)] = 1
+    gpus: Annotated[int, Meta(ge=1, le=GPUS_PER_WORKER_MAX, description=GPUS_TEXT)] = 1
     workers: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = 1
     gpu_type: Words | None = None
     cpus: Annotated[int, Meta(ge=0, le=CPUS_PER_WORKER_MAX)] = 0
     memory: Count | Words = 0
     topology: Topology | None = None
     pinned: Words = ""
+    share: Annotated[int, Meta(ge=0, le=SHARE_MOST)] = 0
+    gpu_memory: Count | Words = 0
+
+    @property
+    def shown_gpus(self) -> float:
+        """Return the GPUs of one worker as people write them: `2`, or a share such as `0.5`."""
+        return self.share / 1000 if self.share else self.gpus
 
     @property
     def only_type(self) -> str:
