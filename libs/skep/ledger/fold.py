@@ -130,7 +130,7 @@ def _job_queued(state: ClusterState, fact: JobQueued) -> None:
         owner=fact.owner,
     )
     state.jobs[fact.job] = job
-    state.sharers.come(job)
+    state.note_sharer(job, placed=False)
     move_costs.came(state, job)
     state.queue(job).add(job.entry)
 
@@ -168,7 +168,7 @@ def _job_bound(state: ClusterState, fact: JobBound) -> None:
     state.order = fact.order
     attempts.take(state, job, fact)
     state.placed[job.job] = job
-    state.sharers.place(job)
+    state.note_sharer(job, placed=True)
     if packed is not None:
         job.packed = packed
         sharing.enter(state, job, fact.attempt, fact.chain, fact.members)
@@ -252,13 +252,14 @@ def _job_requeued(state: ClusterState, fact: JobRequeued) -> None:
     job.stopped_why, job.waits = None, None
     change_facts.forget(state, job)
     del state.placed[job.job]
-    state.sharers.leave(job)
+    state.note_sharer(job, placed=False)
     state.queue(job).add(job.entry)
 
 
 def _job_ended(state: ClusterState, fact: JobEnded) -> None:
     job = state.jobs.pop(fact.job)
-    state.sharers.end(job)
+    for those in (state.sharers, state.unshared):
+        those.pop(fact.job, None)
     gpu_health.over(state, job, fact)
     job.stands(fact.at, borrows=False)
     _note_service(state, job)

@@ -26,38 +26,6 @@ Place = tuple[Reason, str, str]
 """What is broken: rule, chain, and where."""
 
 
-class Sharers:
-    """The unfinished jobs that ask for a share of a GPU: those that wait, and those that have one.
-
-    Reserved and deferred jobs count as waiting. Made from the jobs, as `placed` is.
-    """
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self.waiting: dict[str, JobState] = {}
-        self.placed: dict[str, JobState] = {}
-
-    def come(self, job: JobState) -> None:
-        """Take in a job that has no GPU."""
-        if job.spec.resources.share:
-            self.waiting[job.job] = job
-
-    def place(self, job: JobState) -> None:
-        """Take it that a job has a GPU."""
-        if self.waiting.pop(job.job, None) is not None:
-            self.placed[job.job] = job
-
-    def leave(self, job: JobState) -> None:
-        """Take it that a job has its GPU no more, and waits."""
-        if self.placed.pop(job.job, None) is not None:
-            self.waiting[job.job] = job
-
-    def end(self, job: JobState) -> None:
-        """Forget a job."""
-        self.waiting.pop(job.job, None)
-        self.placed.pop(job.job, None)
-
-
 class ClusterState:
     """Jobs, nodes, cells, trials and GPU health, all of them derived from facts."""
 
@@ -78,7 +46,10 @@ class ClusterState:
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
         """The jobs that hold GPUs: every one that is not queued, deferred or has a reservation."""
-        self.sharers = Sharers()
+        self.sharers: dict[str, JobState] = {}
+        """The jobs that ask for a share of a GPU and have one. Made from the jobs."""
+        self.unshared: dict[str, JobState] = {}
+        """The unfinished jobs that ask for a share of a GPU and have none."""
         self.parked: dict[str, JobState] = {}
         """Queued jobs that no cell can hold as things are: no job behind them waits for them."""
         self.deferred: dict[str, JobState] = {}
@@ -140,6 +111,13 @@ class ClusterState:
         if queue is None:
             queue = self.queues[vc, opportunistic] = JobQueue()
         return queue
+
+    def note_sharer(self, job: JobState, *, placed: bool) -> None:
+        """Note whether a job that asks for a share of a GPU has one; others are not noted."""
+        if job.spec.resources.share:
+            here, there = (self.sharers, self.unshared) if placed else (self.unshared, self.sharers)
+            there.pop(job.job, None)
+            here[job.job] = job
 
     def note_away(self, job: JobState, *, away: bool) -> None:
         """Note whether a job is suspended and has given back its GPUs."""

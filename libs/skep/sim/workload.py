@@ -15,7 +15,7 @@ from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.policy.fair import unfit
 from skep.policy.registry import POLICIES, make
-from skep.sim import arrayed, forecasts, guesses
+from skep.sim import arrayed, forecasts, guesses, shared
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
@@ -89,6 +89,8 @@ WAITS_FROM, WAITS_UNTIL = 6000, 7000
 """In histories with these seeds jobs wait for others or for a time, or are held."""
 ARRAYS_FROM, ARRAYS_UNTIL = 7000, 8000
 """In histories with these seeds tenants also submit arrays, and cancel and retry them."""
+SHARES_FROM, SHARES_UNTIL = 8000, 9000
+"""In histories with these seeds many jobs ask for a share of a GPU."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -146,6 +148,7 @@ class People:
         sharing: random.Random | None = None,
         waits: random.Random | None = None,
         arrays: random.Random | None = None,
+        shares: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -153,7 +156,7 @@ class People:
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
-        jobs wait for beside GPUs, and `arrays` about arrays.
+        jobs wait for beside GPUs, `arrays` about arrays, and `shares` about shares of a GPU.
         """
         self.place = "people"
         self.dead = False
@@ -177,7 +180,7 @@ class People:
             self._names = (*self._names, *NEWER[:-1])
         self._learned, self._explores = learned, explores
         self._sharing, self._waits = sharing, waits
-        self._arrays = arrays
+        self._arrays, self._shares = arrays, shares
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -401,6 +404,8 @@ class People:
             # Of a script it is presumed that it can be stored: it may have idle GPUs at once.
             script, *arguments = spec.pop("command")
             spec |= {"script": script, "args": arguments}
+        if self._shares is not None:
+            return shared.some_of_a_gpu(self._shares, spec)
         if self._sharing is not None:
             return self._of_person(spec)
         waits = self._waiting_for(vc) if self._waits is not None else {}

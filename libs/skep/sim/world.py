@@ -35,6 +35,8 @@ from skep.sim.workload import (
     LEARNED_FROM,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
+    SHARES_FROM,
+    SHARES_UNTIL,
     WAITS_FROM,
     WAITS_UNTIL,
     People,
@@ -106,6 +108,7 @@ class World:
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
             waits=random.Random(seed + 4) if WAITS_FROM <= seed < WAITS_UNTIL else None,
             arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
+            shares=random.Random(seed + 5) if SHARES_FROM <= seed < SHARES_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""

@@ -206,7 +206,7 @@ STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
     (Stage.SHARING, lambda tx: tx.soft.reshare, _share),
     (Stage.RETURNS, lambda tx: tx.soft.returning, _returns),
     (Stage.RESERVATIONS, lambda tx: tx.soft.ripe, _reservations),
-    (Stage.SHARES, lambda tx: tx.state.sharers.waiting, _shares),
+    (Stage.SHARES, lambda tx: tx.state.unshared, _shares),
     (Stage.POLICIES, policy_plans.has_plans, _policies),
     (Stage.GUARANTEED, _some_have_turns, _guaranteed),
     (Stage.SUSPENDED, lambda tx: tx.state.away, _suspended),
@@ -413,7 +413,7 @@ def _head(tx: Transaction, queue: JobQueue) -> Head | None:
     that it is to share a GPU with, holds up no other.
     """
     head = queue.head()
-    aside = tx.soft.passed or tx.state.people.of_vc or tx.state.sharers.waiting
+    aside = tx.soft.passed or tx.state.people.of_vc or tx.state.unshared
     if head is None or not aside:
         return head
     if not _waits_aside(tx, head.entry):

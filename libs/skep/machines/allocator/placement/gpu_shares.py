@@ -91,14 +91,14 @@ def seat(tx: Transaction, now: Instant, room: int) -> int:
     known = (
         soft.changes,
         state.last_queued,
-        len(state.sharers.waiting),
+        len(state.unshared),
         tuple((each.gpu, each.share, len(each.jobs)) for each in open_to),
     )
     if known == soft.seated:
         return 0
     taken, first = 0, list[JobState]()
     if open_to:
-        waiting = (job for job in state.sharers.waiting.values() if _may_join(job))
+        waiting = (job for job in state.unshared.values() if _may_join(job))
         first = heapq.nsmallest(LOOKS_MAX, waiting, key=lambda job: job.entry)
     for job in first:
         if taken >= room:
@@ -121,7 +121,7 @@ def awaits(tx: Transaction, job: JobState) -> str:
     """
     if not job.spec.resources.share or not _may_join(job):
         return ""
-    pairs, placed = tx.soft.pairs, tx.state.sharers.placed.values()
+    pairs, placed = tx.soft.pairs, tx.state.sharers.values()
     if job.job not in pairs and all(each.state is not State.BOUND for each in placed):
         return ""
     starting = {each.gpu: each for each in _rooms(tx) if each.starts}
@@ -141,7 +141,7 @@ def awaits(tx: Transaction, job: JobState) -> str:
 
 def _left(tx: Transaction, room: Room, job: JobState) -> bool:
     """Return whether a GPU has room for a job beside those that wait for it already."""
-    waiting = tx.state.sharers.waiting
+    waiting = tx.state.unshared
     others = [
         waiting[name] for name, gpu in tx.soft.pairs.items() if gpu == room.gpu and name in waiting
     ]
@@ -166,17 +166,18 @@ def _kin(job: JobState) -> tuple[str, bool, int, str]:
 def _rooms(tx: Transaction) -> list[Room]:
     """Return the GPUs that only jobs with shares use, and have a part left; fullest first."""
     by_gpu: dict[Gpu, list[JobState]] = {}
-    for job in tx.state.sharers.placed.values():
+    for job in tx.state.sharers.values():
         if job.state not in (State.BOUND, State.RUNNING) or job.successor is not None:
             continue
         for member in job.members.values():
             by_gpu.setdefault((member.node, member.devices[0][0]), []).append(job)
     found = (_room(tx, gpu, jobs) for gpu, jobs in by_gpu.items())
-    return sorted((each for each in found if each is not None), key=lambda room: room.share)
+    return sorted((each for each in found if each is not None), key=lambda room: (room.share, room.gpu))
 
 
 def _room(tx: Transaction, gpu: Gpu, jobs: list[JobState]) -> Room | None:
     """Return what is left of a GPU; None: nothing, or other jobs use it, or are leaving it."""
+    jobs.sort(key=lambda job: job.sequence)
     share = WHOLE - sum(job.spec.resources.share for job in jobs)
     if share <= 0 or len(jobs) >= packing.JOBS_PER_GPU_MAX:
         return None

@@ -270,6 +270,8 @@ def judged(tx: Transaction, event: Judged, now: Instant) -> None:
     trial = tx.state.tries.open.get(event.trial)
     if trial is None or not _since(tx.state, trial):
         return
+    if trial.kind in MOVES and tx.state.jobs[trial.jobs[0].job].change is not None:
+        return  # It is told its share; the verdict comes again.
     if trial.kind is Kind.PROBE:
         _over(tx, trial, Verdict.UNDONE, Reason.PROBED, now, found=event)
         return
