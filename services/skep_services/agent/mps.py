@@ -4,8 +4,8 @@ Off unless SKEP_MPS is `on`. The agent then keeps one control daemon, with its f
 folder, and ranks that begin on a shared device are its clients, with as many of the device's
 threads as their share of its memory. Ranks of a job that asks for a share of a GPU are clients from
 the start, with that share of the threads. Any other that began alone stays what it is when it gets
-a partner: a process chooses at its start. A fault of one client ends the others on the device, which is why it
-is for operators to want.
+a partner: a process chooses at its start. A fault of one client ends the others on the device,
+which is why it is for operators to want.
 
 The daemon outlives the agent, as jobs do; the next agent finds it by its folders.
 """

@@ -210,6 +210,22 @@ def positive(text: str) -> int:
     return count
 
 
+def gpus(text: str) -> int | float:
+    """Return a number of GPUs from the command line: a count of at least 1, or a share of one.
+
+    Which shares there are is said by those who read specs.
+
+    Raises:
+        ValueError: The text is no number above 0.
+    """
+    if "." not in text:
+        return positive(text)
+    share = float(text)
+    if not 0 < share < 1:
+        raise ValueError(text)
+    return share
+
+
 # --- cancel ---------------------------------------------------------------------------------------
 
 

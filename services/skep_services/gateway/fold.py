@@ -720,6 +720,7 @@ class Fold:
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         row.task, row.labels = spec.task, spec.labels
+        row.gpu_share = spec.resources.share / 1000 if spec.resources.share else None
         job.trace, job.spec_whole = fact.trace, True
         job.pinned = spec.resources.pinned
         self._specs[job.sequence] = codec.encode(spec)

@@ -158,7 +158,7 @@ def _may_join(job: JobState) -> bool:
 
 
 def _kin(job: JobState) -> tuple[str, bool, int, str]:
-    """Return what jobs on one GPU have in common: who yields to whom is the same for all."""
+    """Return what jobs on one GPU have in common: they yield to the same jobs."""
     spec = job.spec
     return spec.vc, spec.opportunistic, spec.priority, spec.resources.pinned
 
@@ -172,7 +172,9 @@ def _rooms(tx: Transaction) -> list[Room]:
         for member in job.members.values():
             by_gpu.setdefault((member.node, member.devices[0][0]), []).append(job)
     found = (_room(tx, gpu, jobs) for gpu, jobs in by_gpu.items())
-    return sorted((each for each in found if each is not None), key=lambda room: (room.share, room.gpu))
+    return sorted(
+        (each for each in found if each is not None), key=lambda room: (room.share, room.gpu)
+    )
 
 
 def _room(tx: Transaction, gpu: Gpu, jobs: list[JobState]) -> Room | None:
