@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -216,13 +216,15 @@ def gpus(text: str) -> int | float:
     Which shares there are is said by those who read specs.
 
     Raises:
-        ValueError: The text is no number above 0.
+        ArgumentTypeError: The text is neither.
     """
-    if "." not in text:
-        return positive(text)
-    share = float(text)
-    if not 0 < share < 1:
-        raise ValueError(text)
+    wanted = f"write a number of GPUs, or a share of one such as 0.5, not {text}"
+    try:
+        share = float(text) if "." in text else positive(text)
+    except ValueError:
+        raise ArgumentTypeError(wanted) from None
+    if isinstance(share, float) and not 0 < share < 1:
+        raise ArgumentTypeError(wanted)
     return share
 
 
