@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ import msgspec
 from skep.ids import is_token
 from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
+from skep.wire.cluster import Template
 from skep.wire.deadline import gpus_range, normal_time, time_problem
 from skep.wire.reasons import Reason
 from skep.wire.snapshot import OUTPUTS_MAX, is_digest, unsafe
@@ -51,6 +52,7 @@ from skep.wire.spec import (
     SizeHint,
     Willing,
 )
+from skep.wire.templates import filled
 from skep.wire.times import time_s
 from skep.wire.vault import SECRETS_PER_JOB_MAX
 
@@ -86,8 +88,15 @@ MEMORY_UNITS = {
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
-def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
-    """Return the spec in `raw` (JSON), times in seconds and memory in bytes, or its problems."""
+def parse_spec(
+    raw: bytes, templates: Mapping[str, Template] | None = None
+) -> JobSpec | list[Problem]:
+    """Return the spec in `raw` (JSON), times in seconds and memory in bytes, or its problems.
+
+    Args:
+        raw: The spec.
+        templates: As `parse_tree` takes them.
+    """
     if len(raw) > SPEC_BYTES_MAX:
         text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
@@ -96,18 +105,25 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
     except UNDECODABLE:
         pass  # What is wrong with it is said of the tree.
     else:
-        if spec.kind != "inference" and next(_values(spec), None) is None:
+        plain = spec.kind != "inference" and not spec.template
+        if plain and next(_values(spec), None) is None:
             return _normalised(spec)
     try:
         tree = msgspec.json.decode(raw)
     except UNDECODABLE as error:
         text = f"not JSON: {error}"
         return [Problem(path="$", reason=Reason.NOT_JSON, text=text)]
-    return parse_tree(tree)
+    return parse_tree(tree, templates)
 
 
-def parse_tree(tree: Any) -> JobSpec | list[Problem]:
+def parse_tree(
+    tree: Any, templates: Mapping[str, Template] | None = None
+) -> JobSpec | list[Problem]:
     """Return the spec in a decoded JSON or YAML value, or its problems.
+
+    Args:
+        tree: The value.
+        templates: The templates of its VC by name, one of which it may name; None: it may not.
 
     Returns:
         The spec, times in seconds and memory in bytes; or at most PROBLEMS_MAX problems.
@@ -115,7 +131,10 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
     if not isinstance(tree, dict):
         text = f"a spec is an object with keys, not {kind_of(tree)}"
         return [Problem(path="$", reason=Reason.WRONG_TYPE, text=text)]
-    shared = _with_share(tree)
+    whole = filled(tree, templates)
+    if isinstance(whole, Problem):
+        return [whole]
+    shared = _with_share(whole)
     if isinstance(shared, Problem):
         return [shared]
     tree = shared

@@ -218,6 +218,8 @@ class Reason(StrEnum):
     POLICY_FAILED = "policy-failed"
     NOT_ITS_JOB = "not-its-job"
     UNKNOWN_POLICY = "unknown-policy"
+    UNKNOWN_TEMPLATE = "unknown-template"
+    FIXED_BY_TEMPLATE = "fixed-by-template"
     BAD_OPTION = "bad-option"
 
     # Why a change was not tried, and what became of one that was.
@@ -548,6 +550,8 @@ TEXT: dict[Reason, str] = {
     Reason.POLICY_FAILED: "the policy raised an error: first come, first served meanwhile",
     Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
     Reason.UNKNOWN_POLICY: "no policy has this name",
+    Reason.UNKNOWN_TEMPLATE: "the virtual cluster has no template of this name",
+    Reason.FIXED_BY_TEMPLATE: "the template that the job names fixes this value",
     Reason.BAD_OPTION: "the policy has no such option, or not with this value",
     Reason.TRIAL_OPEN: "another trial of one of the jobs, or on those GPUs, has no verdict yet",
     Reason.TRIAL_COOLS: "the same was tried not long ago, and was not worth it",

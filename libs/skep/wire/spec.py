@@ -257,7 +257,8 @@ class JobSpec(_Part, frozen=True):
     says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
-    `workdir` that are kept when an attempt ends.
+    `workdir` that are kept when an attempt ends. `template` names a template of its VC, which
+    admission fills in; the job that is made then says `from_template` in its place.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -297,6 +298,8 @@ class JobSpec(_Part, frozen=True):
     task: Short = ""
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    template: Short = ""
+    from_template: Short = ""
 
     @property
     def is_distributed(self) -> bool:

@@ -105,6 +105,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "fair": ("shares", "what people of a virtual cluster used, and whose jobs come first"),
         "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
+        "template": ("templates", "ls | show: specs in part that jobs of a VC begin from"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "policies": (
             "policies",

@@ -206,7 +206,7 @@ STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
     (Stage.SHARING, lambda tx: tx.soft.reshare, _share),
     (Stage.RETURNS, lambda tx: tx.soft.returning, _returns),
     (Stage.RESERVATIONS, lambda tx: tx.soft.ripe, _reservations),
-    (Stage.SHARES, lambda tx: tx.state.unshared, _shares),
+    (Stage.SHARES, lambda tx: tx.state.unshared and _some_wait(tx), _shares),
     (Stage.POLICIES, policy_plans.has_plans, _policies),
     (Stage.GUARANTEED, _some_have_turns, _guaranteed),
     (Stage.SUSPENDED, lambda tx: tx.state.away, _suspended),
