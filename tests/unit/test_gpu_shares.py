@@ -10,17 +10,30 @@ import pytest
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Restarted
+from skep.perf.measure import Window
 from skep.units import GIB
+from skep.wire.advice import JobPace, Outlook
 from skep.wire.changes import AskUnpack
-from skep.wire.commands import BindJob
+from skep.wire.commands import BindJob, Suspend
 from skep.wire.facts import JobBound, JobStopping, JobWaits
 from skep.wire.node import Gpu, NodeJoined, Outcome
 from skep.wire.packs import GpusShared
 from skep.wire.parse import parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
-from tests.kit import Driver, admitted, allocator, cancel_asked, exited, joined, started
-from tests.unit.test_allocator_changes import ask, changed, known, of, told
+from skep.wire.trials import Judged, Kind, OpenTrial, TrialBegun, TrialOver, Verdict
+from tests.kit import (
+    Driver,
+    admitted,
+    allocator,
+    at,
+    cancel_asked,
+    exited,
+    heartbeat,
+    joined,
+    started,
+)
+from tests.unit.test_allocator_changes import EVERYTHING, ask, changed, known, of, told
 from tests.unit.test_allocator_packs import held, quota_used, sent
 
 
@@ -164,6 +177,91 @@ def test_those_that_share_are_told_when_others_come_and_go() -> None:
     decide(cancel_asked(2))
     (command,) = told(decide(exited("j2")))
     assert (command.change.share, command.change.beside) == (0.4, ())
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def measured(rate: int = 100_000) -> Driver[AllocatorMachine]:
+    """Return an allocator on which j2 joined j1, whose rate alone was known."""
+    decide = runs(2)
+    decide(known("j1", can=EVERYTHING))
+    pace = JobPace(job="j1", attempt=1, steps=10, rate_milli=rate)
+    decide(Outlook(at=at(5), jobs=(pace,), families=()))
+    return decide
+
+
+def judged(*, kept: bool) -> Judged:
+    low = 100 if kept else -100
+    return Judged(
+        at=at(60), trial=1, kept=kept, gain_milli=low, low_milli=low, high_milli=low, after=()
+    )
+
+
+def test_the_first_is_to_keep_its_share_of_its_rate() -> None:
+    (fact,) = of(measured()(share(2, 300)), TrialBegun)
+    assert (fact.needed_milli, fact.why) == (500, Reason.SHARES_FIT)
+    assert [(each.job, each.solo_milli) for each in fact.jobs] == [("j2", 0), ("j1", 100_000)]
+
+
+def test_nothing_is_tried_where_no_rate_is_known() -> None:
+    assert of(runs(2)(share(2)), TrialBegun) == []
+
+
+def joined_and_judged(*, kept: bool) -> tuple[Driver[AllocatorMachine], list[Effect]]:
+    decide = measured()
+    for command in told(decide(share(2))):
+        decide(changed(command))
+    decide(started("j2"))
+    decide(known("j2", can=EVERYTHING))
+    return decide, decide(judged(kept=kept))
+
+
+def test_one_that_hurts_is_taken_off_and_not_put_back() -> None:
+    decide, effects = joined_and_judged(kept=False)
+    assert [fact.why for fact in of(effects, TrialOver)] == [Reason.TRIAL_LOSES]
+    (command,) = told(effects)
+    assert (command.job, type(command.change)) == ("j2", Suspend)
+    # Its kind has cooled down, and is not put beside the first again.
+    assert of(decide(share(3)), GpusShared) == []
+
+
+def test_one_that_does_not_hurt_stays() -> None:
+    decide, effects = joined_and_judged(kept=True)
+    assert [fact.verdict for fact in of(effects, TrialOver)] == [Verdict.KEPT]
+    assert told(effects) == []
+    assert held(decide) == {"j1": [0], "j2": [0]}
+
+
+def test_without_a_verdict_they_stay_together() -> None:
+    decide = measured()
+    for command in told(decide(share(2))):
+        decide(changed(command))
+    decide(started("j2"))
+    for second in range(20, 1200, 20):
+        decide(heartbeat("node-1"), second)
+        overs = of(decide.tick(second), TrialOver)
+        if overs:
+            break
+    assert [(each.verdict, each.why) for each in overs] == [(Verdict.KEPT, Reason.NO_VERDICT)]
+
+
+def test_one_that_never_ran_alone_does_not_count() -> None:
+    (fact,) = of(measured()(share(2)), TrialBegun)
+    window = Window(
+        OpenTrial(
+            trial=1,
+            kind=Kind.PACK,
+            since=at(1),
+            until=at(99),
+            needed_milli=fact.needed_milli,
+            jobs=fact.jobs,
+        )
+    )
+    window.samples["j1"].rates += [40_000] * 16
+    verdict = window.judge()
+    assert verdict is not None
+    assert verdict.kept is False
 
 
 # --- what is written -----------------------------------------------------------------------------

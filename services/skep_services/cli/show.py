@@ -71,6 +71,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("owner", row.get("owner") or ""),
         ("after", _after(spec.get("after") or {})),
         ("begin", _begin(row, spec.get("begin"))),
+        ("template", spec.get("from_template") or ""),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
         ("python", spec.get("python") or ""),

@@ -9,8 +9,9 @@ turn, keeps no job from a GPU, and no guarantee changes.
     first job waits --JobBound--> starts --JobRan--> runs
     second waits; aside, while the first starts;      GpusShared, JobBound: beside it, once it runs
 
-Where the rates of both alone are known, the pack is tried: it is undone if they do not make more
-together than in turns (`policies.trials`). A job that was taken off has its next GPU to itself.
+Where the rate alone of the first is known, the pack is tried (`policies.trials`): it is undone if
+the first makes less than its share of that; or, where the rate of both is known, if they make no
+more together than in turns. A job that was taken off has its next GPU to itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from skep.ledger import sharing
 from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.changes import packing
-from skep.machines.allocator.policies import trials
+from skep.machines.allocator.policies import job_rates, trials
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import AskPack
@@ -201,11 +202,14 @@ def _seat(tx: Transaction, job: JobState, rooms: Iterable[Room], now: Instant) -
 def _join(tx: Transaction, job: JobState, room: Room, now: Instant) -> bool:
     """Put a job on a GPU, on trial if that can be judged; return whether that was done."""
     host = room.jobs[0]
-    against = trials.refusal(tx, Kind.PACK, (job, host), now)
+    against = trials.refusal(tx, Kind.PACK, (job, host), now, (host,))
     if against is not None and against.why in (Reason.TRIAL_COOLS, Reason.TRIAL_OPEN):
         return False
-    judged = against is None and len(room.jobs) == 1
-    tried = trials.pack(tx, job, host, NEEDED_MILLI, now) if judged else None
+    tried = None
+    if against is None and len(room.jobs) == 1:
+        both = bool(job_rates.solo(tx, job))
+        needed = NEEDED_MILLI if both else host.spec.resources.share
+        tried = trials.pack(tx, job, host, needed, now, why=Reason.SHARES_FIT)
     memory = sharing.memory_part(job.spec.resources, tx.state.nodes[room.gpu[0]], room.gpu[1])
     wish = AskPack(job=job.job, beside=host.job, share=memory)
     if packing.begin(tx, job, wish, now, Reason.SHARES_FIT) is not None:
