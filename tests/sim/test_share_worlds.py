@@ -1,4 +1,4 @@
-"""Worlds in which jobs ask for shares of GPUs: what must hold holds, and is seen where it does not."""
+"""Worlds in which jobs ask for shares of GPUs: what must hold holds, or is seen not to."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
     """Take over what is told of jobs and families.
 
     Args:
-        tx: What is soft in it is changed, for jobs of VCs with a policy only; paces also of jobs that
-            ask for a share of a GPU.
+        tx: What is soft in it is changed, for jobs of VCs with a policy only; paces also of jobs
+            that ask for a share of a GPU.
         event: What the advisor tells.
         now: The time of the decision.
     """
