@@ -22,6 +22,10 @@ from skep.wire.parse import parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec, Problem
 from skep.wire.trials import Judged, Kind, OpenTrial, TrialBegun, TrialOver, Verdict
+from skep_services.cli.job_table import COLUMNS
+from skep_services.gateway.live import Live
+from skep_services.gateway.why import explain
+from tests.gateway_kit import Cluster, job_of
 from tests.kit import (
     Driver,
     admitted,
@@ -31,10 +35,12 @@ from tests.kit import (
     exited,
     heartbeat,
     joined,
+    spec,
     started,
 )
 from tests.unit.test_allocator_changes import EVERYTHING, ask, changed, known, of, told
 from tests.unit.test_allocator_packs import held, quota_used, sent
+from tests.unit.test_blame import Log
 
 
 def share(number: int, milli: int = 500, **more: Any) -> Any:
@@ -302,3 +308,43 @@ def test_what_is_no_share_is_refused_in_one_line(
     problems = parsed(resources, **more)
     assert isinstance(problems, list)
     assert [each.path for each in problems] == [f"$.{path}"]
+
+
+# --- what people see -----------------------------------------------------------------------------
+
+
+def seen() -> Cluster:
+    """Return a gateway that has seen j1 and j2 share a GPU."""
+    cluster = Cluster()
+    cluster.set_vcs(nlp=2)
+    cluster.join(joined(gpus=2))
+    first = cluster.submit(spec(share=500))
+    second = cluster.submit(spec(share=300))
+    cluster.runs(first)
+    cluster.runs(second, second=4)
+    return cluster
+
+
+def reasons(cluster: Cluster, job: str) -> list[str]:
+    live = Live(cluster.fold, at(50))
+    told = explain(job_of(cluster.fold, job), cluster.fold, live, at(50))
+    return [each["text"] for each in told["reasons"]]
+
+
+def test_why_and_the_list_have_the_share() -> None:
+    cluster = seen()
+    assert "it asked for 0.3 of a GPU, and has one together with j1" in reasons(cluster, "j2")
+    assert "it asked for 0.5 of a GPU, and has one together with j2" in reasons(cluster, "j1")
+    row = job_of(cluster.fold, "j2").row
+    assert (row.gpus, row.gpu_share, row.counted_gpus) == (1, 0.3, 0.3)
+    assert COLUMNS["gpus"].cells([msgspec.to_builtins(row)], 0) == ["0.3"]
+
+
+def test_the_time_of_a_gpu_is_divided_by_shares() -> None:
+    log = Log()
+    log.queued(0, "j1", share=500)
+    log.bound(0, "j1", "n1/0")
+    log.ran(0, "j1")
+    log.queued(10, "j2", share=300)
+    log.bound(10, "j2", "n1/0", owns=False)
+    assert [log.blame.lives[job].gpus for job in ("j1", "j2")] == [625, 375]
