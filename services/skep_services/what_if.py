@@ -139,7 +139,8 @@ class JudgeOnly:
             asked = _JUDGES.decode(payload)
         except UNDECODABLE:
             return b""
-        machine, parsed = self._machine, parse_spec(asked.spec.encode())
+        machine, vc = self._machine, self._machine.vcs.get(asked.vc)
+        parsed = parse_spec(asked.spec.encode(), vc.templates if vc is not None else {})
         instead = machine.active.get(asked.instead)
         if instead is not None:
             machine.count(instead, -1)

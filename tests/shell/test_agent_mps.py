@@ -75,6 +75,9 @@ def test_only_ranks_that_share_a_device_are_clients(node: Node) -> None:
         "CUDA_MPS_LOG_DIRECTORY": f"{node.state}/mps/log",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33",
     }
+    # The threads of a job that asked for a share of a GPU go by that, not by its memory.
+    threads = mps.variables(bind(share=0.75, gpu_share=200))
+    assert threads["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "20"
 
 
 @pytest.mark.parametrize(

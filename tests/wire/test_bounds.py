@@ -59,8 +59,8 @@ INPUTS: dict[str, Any] = {
 }
 """What services take from outside: every one of these is decoded against its bounds."""
 
-FREE = {("VirtualCluster", "options")}
-"""Checked by the policy that they are for."""
+FREE = {("VirtualCluster", "options"), ("Template", "spec")}
+"""Checked by the policy that they are for, and as the job that they make."""
 
 
 def bounded(kind: type[Any], meta: Meta | None) -> bool:

@@ -61,6 +61,7 @@ from skep.wire.cluster import (
     Pin,
     QuarantineRule,
     Quota,
+    Template,
     VirtualCluster,
 )
 from skep.wire.parse import kind_of, nearest
@@ -86,7 +87,9 @@ VC_KEYS = (
     "priorities",
     "fair_share",
     "limits",
+    "templates",
 )
+TEMPLATE_KEYS = ("spec", "fixed", "about")
 FAIR_KEYS = ("half_life", "weights")
 PERSON_KEYS = ("running", "gpus", "queued")
 
@@ -562,7 +565,26 @@ class _Reader:
             priorities=self.priorities(tree.get("priorities"), f"{path}.priorities"),
             fair_share=self.fair_share(tree.get("fair_share"), f"{path}.fair_share"),
             limits=self.limits(tree.get("limits"), f"{path}.limits"),
+            templates=self.templates(tree.get("templates"), f"{path}.templates"),
         )
+
+    def templates(self, value: Any, path: str) -> dict[str, Template]:
+        """Return the templates of a VC by name; what their specs say is looked at later."""
+        found = {}
+        for name, given in self.mapping(value, path, "templates by name").items():
+            here = f"{path}.{name}"
+            tree = self.mapping(given, here, "an object such as {spec: {priority: 5}}")
+            self.keys(tree, TEMPLATE_KEYS, here)
+            spec = self.mapping(tree.get("spec"), f"{here}.spec", "keys of a spec")
+            fixed, about = tree.get("fixed", []), tree.get("about", "")
+            if not isinstance(fixed, list) or not all(isinstance(one, str) for one in fixed):
+                self.wrong_type(f"{here}.fixed", "a list of keys, as resources.gpu_type", fixed)
+                fixed = []
+            if not isinstance(about, str):
+                self.wrong_type(f"{here}.about", "text", about)
+                about = ""
+            found[str(name)] = Template(spec=spec, fixed=tuple(fixed), about=about)
+        return found
 
     def fair_share(self, value: Any, path: str) -> FairShare | None:
         """Return how a VC's people share over time; None: they do not."""

@@ -6,7 +6,7 @@ import msgspec
 
 from skep.wire.facts import Member
 from skep.wire.node import NodeJoined
-from skep.wire.spec import Resources
+from skep.wire.spec import Resources, suits
 
 Attempt = tuple[str, int]
 """A job and the number of its attempt."""
@@ -104,11 +104,22 @@ class NodeState:
             memory: Bytes that count as free too.
         """
         limits = []
+        if wanted.gpu_memory and not self._has_gpu_memory(wanted):
+            return 0
         if wanted.cpus:
             limits.append((self.cpus_free + cpus) // wanted.cpus)
         if wanted.memory:
             limits.append((self.memory_free + memory) // int(wanted.memory))
         return max(0, min(limits, default=wanted.workers))
+
+    def _has_gpu_memory(self, wanted: Resources) -> bool:
+        """Return whether each of its GPUs of a type has as much memory, as far as it tells."""
+        known = [
+            gpu.memory
+            for gpu in self.joined.gpus
+            if gpu.memory and suits(wanted.gpu_type, gpu.type)
+        ]
+        return not known or min(known) >= int(wanted.gpu_memory)
 
     def port(self) -> int | None:
         """Return the next free rendezvous port, or None.

@@ -79,6 +79,7 @@ from skep.wire.moves import (
     SuccessorReady,
 )
 from skep.wire.packs import GpusShared
+from skep.wire.reasons import Reason
 from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import TrialBegun, TrialOver
 from skep.wire.windows import WindowBegan, WindowBooked, WindowEnded, WindowRefused
@@ -131,6 +132,7 @@ def _job_queued(state: ClusterState, fact: JobQueued) -> None:
         owner=fact.owner,
     )
     state.jobs[fact.job] = job
+    state.note_sharer(job, placed=False)
     move_costs.came(state, job)
     state.queue(job).add(job.entry)
 
@@ -168,9 +170,12 @@ def _job_bound(state: ClusterState, fact: JobBound) -> None:
     state.order = fact.order
     attempts.take(state, job, fact)
     state.placed[job.job] = job
+    state.note_sharer(job, placed=True)
     if packed is not None:
         job.packed = packed
         sharing.enter(state, job, fact.attempt, fact.chain, fact.members)
+    elif job.spec.resources.share:
+        sharing.told(job, sharing.due(state, job))
     state.note_borrowed(job)
 
 
@@ -245,14 +250,18 @@ def _job_requeued(state: ClusterState, fact: JobRequeued) -> None:
     job.retries_used += fact.counted
     job.losses += not fact.counted and fact.why not in GIVES_WAY
     job.members, job.parts, job.gone = {}, {}, []
+    job.apart = job.stopped_why is Reason.UNPACKED
     job.stopped_why, job.waits = None, None
     change_facts.forget(state, job)
     del state.placed[job.job]
+    state.note_sharer(job, placed=False)
     state.queue(job).add(job.entry)
 
 
 def _job_ended(state: ClusterState, fact: JobEnded) -> None:
     job = state.jobs.pop(fact.job)
+    for those in (state.sharers, state.unshared):
+        those.pop(fact.job, None)
     gpu_health.over(state, job, fact)
     job.stands(fact.at, borrows=False)
     _note_service(state, job)

@@ -23,6 +23,8 @@ def check(state: ClusterState) -> None:
         idle = job.state in (State.QUEUED, State.DEFERRED, State.RESERVED)
         assert idle == (not job.members), job
         assert idle == (job.job not in state.placed), job
+        shares = bool(job.spec.resources.share)
+        assert shares == (job.job in (state.unshared if idle else state.sharers)), job
         assert (job.state is State.RESERVED) == (job.job in state.reserved), job
         if job.state is State.QUEUED:
             assert state.queue(job).holds(job.entry) != (job.job in state.parked), job

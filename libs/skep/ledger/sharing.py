@@ -19,6 +19,7 @@ from skep.ledger.state import ClusterState
 from skep.wire.commands import Share
 from skep.wire.facts import Member
 from skep.wire.packs import GpusShared
+from skep.wire.spec import Resources
 
 SHARE_DIGITS = 4
 """Shares are told in ten-thousandths of a device's memory: 8 MB of 80 GB."""
@@ -142,9 +143,14 @@ def shares(state: ClusterState, job: JobState) -> bool:
 
 
 def due(state: ClusterState, job: JobState) -> Share:
-    """Return what a job is to keep to: the least of what is left to it on any of its GPUs."""
+    """Return what a job is to keep to: the least of what is left to it on any of its GPUs.
+
+    One that asks for a share of a GPU keeps to it while it is alone, too: else there would be no
+    memory for others when they come.
+    """
+    own = own_part(state, job) if job.spec.resources.share and job.members else 0.0
     if _nobody_shares(state):
-        return ALONE
+        return Share(share=own) if own else ALONE
     mine, beside = (job.job, job.attempt), dict[str, None]()
     parts: list[float] = []
     for name in job.live:
@@ -155,7 +161,7 @@ def due(state: ClusterState, job: JobState) -> Share:
             beside |= {other: None for other, _ in there if other != job.job}
             if len(there) > 1:
                 parts.append(part(state, mine, there))
-    return Share(share=min(parts, default=0.0), beside=tuple(beside))
+    return Share(share=min(parts, default=own), beside=tuple(beside))
 
 
 def part(state: ClusterState, mine: Attempt, there: Iterable[Attempt]) -> float:
@@ -183,4 +189,31 @@ def said_for(state: ClusterState, attempt: Attempt) -> float:
     """
     job = state.jobs.get(attempt[0])
     packed = decided(job, attempt[1]) if job is not None else None
-    return packed.share if packed is not None else 0.0
+    if packed is not None:
+        return packed.share
+    asks = job is not None and job.attempt == attempt[1] and job.spec.resources.share
+    return own_part(state, job) if job is not None and asks and job.members else 0.0
+
+
+def own_part(state: ClusterState, job: JobState) -> float:
+    """Return the part of its GPU's memory that a job with a share of one keeps to, 0 to 1."""
+    (member, *_) = job.members.values()
+    return memory_part(job.spec.resources, state.nodes[member.node], member.devices[0][0])
+
+
+def memory_part(wanted: Resources, node: NodeState, device: int) -> float:
+    """Return the part of a GPU's memory that a job with a share is to have there.
+
+    Args:
+        wanted: With a share, and perhaps an amount of memory.
+        node: The node of the GPU.
+        device: The GPU.
+
+    Returns:
+        A part, 0 to 1; more than 1: the GPU has less than it needs. Where the memory of the GPU is
+        not known, it is the share itself.
+    """
+    memory = sum(gpu.memory for gpu in node.joined.gpus if gpu.index == device)
+    if not memory or not wanted.gpu_memory:
+        return wanted.share / 1000
+    return -(-int(wanted.gpu_memory) * 10**SHARE_DIGITS // memory) / 10**SHARE_DIGITS

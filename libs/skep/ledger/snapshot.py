@@ -301,6 +301,7 @@ def _take_job(state: ClusterState, job: JobState) -> None:
         job.since = job.ran_at or job.submitted_at
         job.waiting_since, job.began_at = job.submitted_at, job.ran_at
     state.jobs[job.job] = job
+    state.note_sharer(job, placed=False)
     if job.state is State.QUEUED:
         state.queue(job).add(job.entry)
 
@@ -308,6 +309,8 @@ def _take_job(state: ClusterState, job: JobState) -> None:
 def _place(state: ClusterState, kept: PlacedKept) -> None:
     """Take over which jobs hold or claim GPUs, or are set aside."""
     state.placed = {name: state.jobs[name] for name in kept.jobs}
+    for job in state.placed.values():
+        state.note_sharer(job, placed=True)
     state.parked = {name: state.jobs[name] for name in kept.parked}
     for job in state.parked.values():
         state.queue(job).remove(job.entry)

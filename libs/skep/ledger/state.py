@@ -46,6 +46,10 @@ class ClusterState:
         self.jobs: dict[str, JobState] = {}
         self.placed: dict[str, JobState] = {}
         """The jobs that hold GPUs: every one that is not queued, deferred or has a reservation."""
+        self.sharers: dict[str, JobState] = {}
+        """The jobs that ask for a share of a GPU and have one. Made from the jobs."""
+        self.unshared: dict[str, JobState] = {}
+        """The unfinished jobs that ask for a share of a GPU and have none."""
         self.parked: dict[str, JobState] = {}
         """Queued jobs that no cell can hold as things are: no job behind them waits for them."""
         self.deferred: dict[str, JobState] = {}
@@ -109,6 +113,13 @@ class ClusterState:
         if queue is None:
             queue = self.queues[vc, opportunistic] = JobQueue()
         return queue
+
+    def note_sharer(self, job: JobState, *, placed: bool) -> None:
+        """Note whether a job that asks for a share of a GPU has one; others are not noted."""
+        if job.spec.resources.share:
+            here, there = (self.sharers, self.unshared) if placed else (self.unshared, self.sharers)
+            there.pop(job.job, None)
+            here[job.job] = job
 
     def note_away(self, job: JobState, *, away: bool) -> None:
         """Note whether a job is suspended and has given back its GPUs."""

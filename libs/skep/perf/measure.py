@@ -63,6 +63,9 @@ class Window:
         """Begin without measurements."""
         self.trial = trial
         self.samples = {each.job: Samples() for each in trial.jobs}
+        known = tuple(each for each in trial.jobs if each.solo_milli)
+        # A job that asked to share a GPU may join before it ever ran alone: then it does not count.
+        self._compared = known if known and trial.kind is Kind.PACK else trial.jobs
         self._tried = -1
         """How many samples every job had when the trial was last judged."""
         self._found: Judgement | None = None
@@ -74,12 +77,12 @@ class Window:
     def judge(self) -> Judgement | None:
         """Return the verdict; None: there is none yet."""
         if self._found is None or self._found.kept is None:
-            least = min(len(each.rates) for each in self.samples.values())
+            least = min(len(self.samples[each.job].rates) for each in self._compared)
             if least > self._tried:
                 self._tried = least
                 jobs = [
                     Tried(self._baseline(each), self.samples[each.job].rates)
-                    for each in self.trial.jobs
+                    for each in self._compared
                 ]
                 self._found = judge(jobs, self.trial.needed_milli / 1000)
         found = self._found

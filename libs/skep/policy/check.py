@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from skep.cells import clustercheck, clusterfile
 from skep.cells.clustercheck import PROBLEMS_MAX, Paths, problem
+from skep.ids import is_token
 from skep.policy import fair
 from skep.policy.registry import NoPolicy, make
-from skep.wire.cluster import Cluster
+from skep.wire.bounds import TEMPLATES_MAX
+from skep.wire.cluster import Cluster, Template
+from skep.wire.parse import parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
+from skep.wire.templates import ABSENT, at
 
 
 def parse_cluster(tree: Any) -> Cluster | list[Problem]:
@@ -22,7 +28,7 @@ def parse_cluster(tree: Any) -> Cluster | list[Problem]:
     read = clusterfile.parse_cluster(tree)
     if isinstance(read, list):
         return read
-    return list(policy_problems(read)) or read
+    return [*policy_problems(read), *template_problems(read)] or read
 
 
 def cluster_problems(cluster: Cluster, paths: Paths | None = None) -> list[Problem]:
@@ -36,7 +42,56 @@ def cluster_problems(cluster: Cluster, paths: Paths | None = None) -> list[Probl
         At most PROBLEMS_MAX problems; none if the cluster is good.
     """
     found = clustercheck.cluster_problems(cluster, paths)
-    return [*found, *policy_problems(cluster)][:PROBLEMS_MAX]
+    found += [*policy_problems(cluster), *template_problems(cluster)]
+    return found[:PROBLEMS_MAX]
+
+
+TEMPLATE_BYTES_MAX = 8 * 1024
+TEMPLATES_BYTES_MAX = 64 * 1024
+"""What one template may have, and those of all VCs: each record of the cluster has all of them."""
+NOT_IN_TEMPLATES = ("vc", "template", "from_template", "task", "search", "promise")
+"""Keys that say what a job is, or are written by Skep: no template extends another."""
+
+
+def template_problems(cluster: Cluster) -> Iterator[Problem]:
+    """Yield what is wrong with the templates of a cluster, each as a job that says no more."""
+    size = 0
+    for vc, owned in cluster.vcs.items():
+        if len(owned.templates) > TEMPLATES_MAX:
+            text = f"it has {len(owned.templates)} templates; at most {TEMPLATES_MAX} are kept"
+            yield problem(f"$.vcs.{vc}.templates", Reason.TOO_LARGE, text)
+            return
+        for name, template in owned.templates.items():
+            path = f"$.vcs.{vc}.templates.{name}"
+            length = len(msgspec.json.encode(template))
+            size += length
+            if not is_token(name):
+                text = f"`{name}` is no name of a template: letters, digits, `_` and `-`"
+                yield problem(path, Reason.BAD_VALUE, text)
+            elif length > TEMPLATE_BYTES_MAX:
+                text = f"it has {length} bytes; a template has at most {TEMPLATE_BYTES_MAX}"
+                yield problem(path, Reason.TOO_LARGE, text)
+            else:
+                yield from _template(vc, template, path)
+    if size > TEMPLATES_BYTES_MAX:
+        text = f"templates have {size} bytes in all; at most {TEMPLATES_BYTES_MAX} are kept"
+        yield problem("$.vcs", Reason.TOO_LARGE, text)
+
+
+def _template(vc: str, template: Template, path: str) -> Iterator[Problem]:
+    for key in (key for key in NOT_IN_TEMPLATES if key in template.spec):
+        text = f"a template cannot say `{key}`"
+        yield problem(f"{path}.spec.{key}", Reason.BAD_VALUE, text, f"leave `{key}` out")
+        return
+    for key in (key for key in template.fixed if at(template.spec, key) is ABSENT):
+        text = f"`{key}` is fixed, and its spec does not say it"
+        yield problem(f"{path}.fixed", Reason.MISSING_KEY, text, "say it in the spec, too")
+    least = {"name": "job", "vc": vc, "workdir": "/", **template.spec}
+    if not {"command", "script"} & least.keys():
+        least |= {"script": "train.py"} if least.keys() & {"args", "ps"} else {"command": "true"}
+    read = parse_tree(least)
+    for each in read if isinstance(read, list) else ():
+        yield problem(f"{path}.spec{each.path[1:]}", each.reason, each.text, each.suggestion)
 
 
 def policy_problems(cluster: Cluster) -> Iterator[Problem]:

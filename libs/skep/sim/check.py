@@ -31,6 +31,8 @@
         held; one is cancelled for its dependencies only where they can never be fulfilled
     I23 each task of an array becomes a job once and ends once, unless it failed and is retried; no
         more of them are jobs at once than may be, and the array ends when all of them have
+    I24 jobs are put on one GPU for their shares only if each asked for one, they come to no more
+        than the GPU, and all are of one VC, class and priority
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.
@@ -71,7 +73,7 @@ SOFT = {
         "promising",
         "queued",
     ),
-    "ClusterState": ("_delta", "away_of", "awaited"),
+    "ClusterState": ("_delta", "away_of", "awaited", "sharers", "unshared"),
     "NodeState": ("changed",),
     "AgentMachine": (
         "_effects",

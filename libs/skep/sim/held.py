@@ -53,7 +53,7 @@ class Gpus:
             require(not there or listed, invariant, f"{text} {gpu} of {list(there)}")
             there[attempt] = None
             total = sum(self.said(each) for each in there)
-            require(total <= 1.0, "I16", f"{gpu}: shares of {total} were said")
+            require(total <= 1.0 + 1e-9, "I16", f"{gpu}: shares of {total} were said")
 
     def said(self, attempt: Key) -> float:
         """Return the share that was asked for an attempt, 0.0 if none was.

@@ -9,7 +9,7 @@ import msgspec
 
 from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
-from skep.sim import moves, peopled, returns, sharing, sizes
+from skep.sim import moves, peopled, returns, shared, sharing, sizes
 from skep.sim.arrayed import ArraysModel
 from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
@@ -80,6 +80,8 @@ from skep.wire.resizes import GangNarrowed, GangWidened
 from skep.wire.trials import TrialMessage
 from skep.wire.windows import WindowBegan, WindowBooked, WindowEnded, WindowRefused
 
+ASIDE = (Reason.PERSON_LIMIT, Reason.WAITS_FOR_WINDOW, Reason.WAITS_FOR_SHARE)
+"""Why jobs wait that others may overtake."""
 FAIR = "fair"
 GPU_HOUR, MILLION = 3600 * 10**9, 10**6
 
@@ -267,7 +269,7 @@ class AllocatorModel:
 
     def _waits(self, fact: JobWaits) -> None:
         """Take why a job waits."""
-        if fact.why in {Reason.PERSON_LIMIT, Reason.WAITS_FOR_WINDOW}:
+        if fact.why in ASIDE:
             self.aside[fact.job] = None
         else:
             self.aside.pop(fact.job, None)
@@ -347,6 +349,7 @@ class AllocatorModel:
                     peopled.within_limits(self.cluster.vcs, self.jobs, fact)
             case GpusShared():
                 sharing.share(self, fact)
+                shared.together(self, fact)
             case TrialMessage():
                 self.tried.take(fact)
             case AdviceFollowed():

@@ -15,7 +15,7 @@ from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.policy.fair import unfit
 from skep.policy.registry import POLICIES, make
-from skep.sim import arrayed, forecasts, guesses
+from skep.sim import arrayed, forecasts, guesses, shared
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
@@ -91,6 +91,8 @@ ARRAYS_FROM, ARRAYS_UNTIL = 7000, 8000
 """In histories with these seeds tenants also submit arrays, and cancel and retry them."""
 GATED_FROM = 7500
 """In those from this seed on jobs and arrays wait for one another or a time, or are held."""
+SHARES_FROM, SHARES_UNTIL = 8000, 9000
+"""In histories with these seeds many jobs ask for a share of a GPU."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -149,6 +151,7 @@ class People:
         waits: random.Random | None = None,
         arrays: random.Random | None = None,
         gated: bool = False,
+        shares: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -156,7 +159,8 @@ class People:
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
-        jobs wait for beside GPUs, and `arrays` about arrays, which wait too if they are `gated`.
+        jobs wait for beside GPUs, `arrays` about arrays, which wait too if they are `gated`, and
+        `shares` about shares of a GPU.
         """
         self.place = "people"
         self.dead = False
@@ -180,8 +184,8 @@ class People:
             self._names = (*self._names, *NEWER[:-1])
         self._learned, self._explores = learned, explores
         self._sharing, self._waits = sharing, waits
-        self._arrays = arrays
-        self._gated = gated
+        self._arrays, self._gated = arrays, gated
+        self._shares = shares
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -407,6 +411,8 @@ class People:
             # Of a script it is presumed that it can be stored: it may have idle GPUs at once.
             script, *arguments = spec.pop("command")
             spec |= {"script": script, "args": arguments}
+        if self._shares is not None:
+            return shared.some_of_a_gpu(self._shares, spec)
         if self._sharing is not None:
             return self._of_person(spec)
         waits = self._waiting_for(vc) if self._waits is not None else {}

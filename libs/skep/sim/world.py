@@ -36,6 +36,8 @@ from skep.sim.workload import (
     LEARNED_FROM,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
+    SHARES_FROM,
+    SHARES_UNTIL,
     WAITS_FROM,
     WAITS_UNTIL,
     People,
@@ -108,6 +110,7 @@ class World:
             waits=random.Random(seed + 4) if _waits(seed) else None,
             gated=GATED_FROM <= seed < ARRAYS_UNTIL,
             arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
+            shares=random.Random(seed + 5) if SHARES_FROM <= seed < SHARES_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""

@@ -50,6 +50,8 @@ TEXT_MAX = 65_536
 DETAIL_MAX = 4096
 """Characters of the details that agents write."""
 NAMES_MAX = 64
+TEMPLATES_MAX = 32
+"""Templates of a virtual cluster: all of them are in every record of the cluster."""
 """Abilities, values and leftovers that one message may name."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$(?!\n)"
 """One token of a subject (`ids.TOKEN`); `$` alone would let a line end follow."""

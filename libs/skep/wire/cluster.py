@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from skep.wire.bounds import LISTED_MAX, NAMES_MAX, NODES_MAX, Number, Whole, Words
+from skep.wire.bounds import LISTED_MAX, NAMES_MAX, NODES_MAX, TEMPLATES_MAX, Number, Whole, Words
 from skep.wire.volumes import Volume
 
 JOBS_MAX = 1_000_000
@@ -102,6 +102,17 @@ class PersonLimits(_Part, frozen=True):
     queued: Whole | None = None
 
 
+class Template(_Part, frozen=True):
+    """A spec in part, which jobs of a VC begin from by its name (`template: NAME`).
+
+    `fixed` are paths of the spec, such as `resources.gpu_type`, that no job may say otherwise.
+    """
+
+    spec: dict[Words, Any]
+    fixed: Annotated[tuple[Words, ...], Meta(max_length=NAMES_MAX)] = ()
+    about: Words = ""
+
+
 class VirtualCluster(_Part, frozen=True):
     """What one tenant owns: cells of each level, and pinned cells by their names.
 
@@ -111,6 +122,7 @@ class VirtualCluster(_Part, frozen=True):
     `priorities` are the highest that its people may give a job, by their role; a role that is not
     there has no limit of its own.
     `fair_share` puts the jobs of the person first that used least, `limits` bound each person.
+    `templates` are specs in part by name, which jobs begin from.
     """
 
     cells: Annotated[tuple[Quota, ...], Meta(max_length=LISTED_MAX)] = ()
@@ -123,6 +135,7 @@ class VirtualCluster(_Part, frozen=True):
     priorities: Annotated[dict[Words, Whole], Meta(max_length=NAMES_MAX)] = {}
     fair_share: FairShare | None = None
     limits: PersonLimits | None = None
+    templates: Annotated[dict[Words, Template], Meta(max_length=TEMPLATES_MAX)] = {}
 
 
 class QuarantineRule(_Part, frozen=True):

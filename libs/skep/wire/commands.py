@@ -88,7 +88,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
     `workdir`. `environment` is built first; its interpreter is then in the place of `python`. With
     `pull` an `image` that is missing is fetched, by the login in the secret `login` if it is named.
-    `mounts` are the volumes of the job.
+    `mounts` are the volumes of the job. `gpu_share` is the part of a GPU that the job asked for, in thousandths; 0: whole
+    ones.
     """
 
     order: Count
@@ -128,6 +129,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     pull: bool = False
     login: Short = ""
     mounts: Annotated[tuple[Mount, ...], Meta(max_length=LISTED_MAX)] = ()
+    gpu_share: Count = 0
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

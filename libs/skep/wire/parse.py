@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ import msgspec
 from skep.ids import is_token
 from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
+from skep.wire.cluster import Template
 from skep.wire.deadline import gpus_range, normal_time, time_problem
 from skep.wire.reasons import Reason
 from skep.wire.snapshot import OUTPUTS_MAX, is_digest, unsafe
@@ -31,6 +32,8 @@ from skep.wire.spec import (
     PRIORITY_MAX,
     RETRIES_MAX,
     SERVERS_MAX,
+    SHARE_MOST,
+    SHARE_STEP,
     SPEC_BYTES_MAX,
     SPEC_VERSION,
     TIME_S_MAX,
@@ -51,6 +54,7 @@ from skep.wire.spec import (
     SizeHint,
     Willing,
 )
+from skep.wire.templates import filled
 from skep.wire.times import time_s
 from skep.wire.vault import SECRETS_PER_JOB_MAX
 from skep.wire.volumes import MOUNTS_MAX, place_and_mode, place_problem, wanted
@@ -66,6 +70,10 @@ PROBLEMS_MAX = 20
 
 Finding the nearest valid key costs up to 100 µs: no more problems are looked for than are told.
 """
+
+GPUS_WANTED = f"1 to {GPUS_PER_WORKER_MAX}, or a share of one GPU in tenths: 0.1 to 0.9"
+WHOLE = frozenset(map(float, range(1, GPUS_PER_WORKER_MAX + 1)))
+"""Numbers of GPUs that some writers of JSON give a decimal point."""
 
 MEMORY = re.compile(r"(\d+) ?([KMGT]i?B?|B)?")
 MEMORY_UNITS = {
@@ -83,8 +91,15 @@ MEMORY_UNITS = {
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
-def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
-    """Return the spec in `raw` (JSON), times in seconds and memory in bytes, or its problems."""
+def parse_spec(
+    raw: bytes, templates: Mapping[str, Template] | None = None
+) -> JobSpec | list[Problem]:
+    """Return the spec in `raw` (JSON), times in seconds and memory in bytes, or its problems.
+
+    Args:
+        raw: The spec.
+        templates: As `parse_tree` takes them.
+    """
     if len(raw) > SPEC_BYTES_MAX:
         text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
@@ -93,18 +108,25 @@ def parse_spec(raw: bytes) -> JobSpec | list[Problem]:
     except UNDECODABLE:
         pass  # What is wrong with it is said of the tree.
     else:
-        if spec.kind != "inference" and next(_values(spec), None) is None:
+        plain = spec.kind != "inference" and not spec.template
+        if plain and next(_values(spec), None) is None:
             return _normalised(spec)
     try:
         tree = msgspec.json.decode(raw)
     except UNDECODABLE as error:
         text = f"not JSON: {error}"
         return [Problem(path="$", reason=Reason.NOT_JSON, text=text)]
-    return parse_tree(tree)
+    return parse_tree(tree, templates)
 
 
-def parse_tree(tree: Any) -> JobSpec | list[Problem]:
+def parse_tree(
+    tree: Any, templates: Mapping[str, Template] | None = None
+) -> JobSpec | list[Problem]:
     """Return the spec in a decoded JSON or YAML value, or its problems.
+
+    Args:
+        tree: The value.
+        templates: The templates of its VC by name, one of which it may name; None: it may not.
 
     Returns:
         The spec, times in seconds and memory in bytes; or at most PROBLEMS_MAX problems.
@@ -112,6 +134,13 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
     if not isinstance(tree, dict):
         text = f"a spec is an object with keys, not {kind_of(tree)}"
         return [Problem(path="$", reason=Reason.WRONG_TYPE, text=text)]
+    whole = filled(tree, templates)
+    if isinstance(whole, Problem):
+        return [whole]
+    shared = _with_share(whole)
+    if isinstance(shared, Problem):
+        return [shared]
+    tree = shared
     spec = _converted(tree)
     if spec is None:
         choices = list(_choices(tree))
@@ -123,6 +152,23 @@ def parse_tree(tree: Any) -> JobSpec | list[Problem]:
         return problems
     wrong = list(islice(_values(spec), PROBLEMS_MAX)) or bound_problems(JobSpec, tree, "$")
     return wrong or _normalised(spec)
+
+
+def _with_share(tree: dict[Any, Any]) -> dict[Any, Any] | Problem:
+    """Return a spec in which a share of a GPU stands as the wire has it, or what is wrong with it.
+
+    People write `gpus: 0.5`. Whole numbers of GPUs and wrong types are left as they are.
+    """
+    resources = tree.get("resources")
+    gpus = resources.get("gpus") if isinstance(resources, dict) else None
+    if not isinstance(resources, dict) or not isinstance(gpus, float) or gpus in WHOLE:
+        return tree
+    share = round(1000 * gpus) if SHARE_STEP / 1000 <= gpus <= SHARE_MOST / 1000 else 0
+    if not share or share % SHARE_STEP or abs(share - 1000 * gpus) > 1e-6:
+        return _bad("$.resources.gpus", f"{GPUS_WANTED}, not {gpus:g}")
+    if resources.get("share"):
+        return _bad("$.resources.share", "left out where `gpus` is a share")
+    return {**tree, "resources": {**resources, "gpus": 1, "share": share}}
 
 
 def bound_problems(kind: type[msgspec.Struct], tree: dict[str, Any], path: str) -> list[Problem]:
@@ -341,6 +387,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _texts(spec)
     yield from _secrets(spec)
     yield from _resources(spec.resources)
+    yield from _share(spec)
     if spec.elastic is not None:
         yield from _elastic(spec.elastic, spec.resources)
     if spec.ps is not None:
@@ -481,7 +528,7 @@ def is_variable(name: str) -> bool:
 
 def _resources(resources: Resources) -> Iterator[Problem]:
     if not 1 <= resources.gpus <= GPUS_PER_WORKER_MAX:
-        yield _bad("$.resources.gpus", f"1 to {GPUS_PER_WORKER_MAX} (GPUs of one worker)")
+        yield _bad("$.resources.gpus", GPUS_WANTED)
     if not 1 <= resources.workers <= WORKERS_MAX:
         yield _bad("$.resources.workers", f"1 to {WORKERS_MAX}")
     elif resources.gpus * resources.workers > GANG_GPUS_MAX:
@@ -491,6 +538,34 @@ def _resources(resources: Resources) -> Iterator[Problem]:
         yield _bad("$.resources.cpus", f"0 to {CPUS_PER_WORKER_MAX} (CPUs of one worker)")
     if (amount := memory_bytes(resources.memory)) is None or not 0 <= amount <= COUNT_MAX:
         yield _bad("$.resources.memory", "bytes, or text such as `16GiB`")
+
+
+def _share(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with a share of a GPU, and what a job with one cannot have."""
+    resources = spec.resources
+    share, memory = resources.share, memory_bytes(resources.gpu_memory)
+    if memory is None or not 0 <= memory <= COUNT_MAX:
+        yield _bad("$.resources.gpu_memory", "bytes, or text such as `10GiB`")
+    if not share:
+        if memory:
+            yield _bad("$.resources.gpu_memory", "left out, or `gpus` a share such as 0.5")
+        return
+    if not SHARE_STEP <= share <= SHARE_MOST or share % SHARE_STEP:
+        yield _bad("$.resources.share", f"{SHARE_STEP} to {SHARE_MOST} in steps of {SHARE_STEP}")
+    if resources.gpus != 1:
+        yield _bad("$.resources.gpus", "1 where there is a `share`: it is of one GPU")
+    if resources.workers != 1:
+        yield _bad(
+            "$.resources.workers", "1 for a job with a share of a GPU: a gang has whole ones"
+        )
+    for key in ("elastic", "ps", "finish_by", "qos"):
+        if getattr(spec, key) is not None:
+            yield Problem(
+                path=f"$.{key}",
+                reason=Reason.NOT_BUILT,
+                text=f"`{key}` of a job with a share of a GPU is not built yet",
+                suggestion=f"leave `{key}` out, or ask for whole GPUs",
+            )
 
 
 def _elastic(elastic: Elastic, resources: Resources) -> Iterator[Problem]:
@@ -667,14 +742,22 @@ def _bad(path: str, wanted: str) -> Problem:
 def _normalised(spec: JobSpec) -> JobSpec:
     if spec.promise is not None or spec.mounts:
         spec = msgspec.structs.replace(spec, promise=None, mounts=())
-    said = (spec.resources.memory, spec.limits.time, spec.size.run_time, spec.finish_by, spec.begin)
+    said = (
+        spec.resources.memory,
+        spec.resources.gpu_memory,
+        spec.limits.time,
+        spec.size.run_time,
+        spec.finish_by,
+        spec.begin,
+    )
     if not any(isinstance(each, str) for each in said):
         return spec
     memory = memory_bytes(spec.resources.memory)
+    gpu_memory = memory_bytes(spec.resources.gpu_memory)
     limit_s = None if spec.limits.time is None else time_s(spec.limits.time)
     assert memory is not None, spec
     replace: Callable[..., Any] = msgspec.structs.replace
-    resources = replace(spec.resources, memory=memory)
+    resources = replace(spec.resources, memory=memory, gpu_memory=gpu_memory)
     limits = replace(spec.limits, time=limit_s)
     done: JobSpec = replace(spec, resources=resources, limits=limits)
     if isinstance(spec.size.run_time, str):

@@ -161,6 +161,7 @@ class Reason(StrEnum):
     FITS_NO_CELL = "fits-no-cell"
     PERSON_LIMIT = "person-limit"
     WAITS_FOR_WINDOW = "waits-for-window"
+    WAITS_FOR_SHARE = "waits-for-share"
     WAITS_FOR_JOBS = "waits-for-jobs"
     WAITS_FOR_TIME = "waits-for-time"
     HELD = "held"
@@ -193,6 +194,7 @@ class Reason(StrEnum):
     PACKED = "packed"
     UNPACKED = "unpacked"
     ALONE = "alone"
+    SHARES_FIT = "shares-fit"
 
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
@@ -227,6 +229,8 @@ class Reason(StrEnum):
     POLICY_FAILED = "policy-failed"
     NOT_ITS_JOB = "not-its-job"
     UNKNOWN_POLICY = "unknown-policy"
+    UNKNOWN_TEMPLATE = "unknown-template"
+    FIXED_BY_TEMPLATE = "fixed-by-template"
     BAD_OPTION = "bad-option"
 
     # Why a change was not tried, and what became of one that was.
@@ -415,6 +419,7 @@ TEXT: dict[Reason, str] = {
     Reason.ABOVE_PERSON_LIMIT: "the person has, or asks for, more than one may in this VC",
     Reason.PERSON_LIMIT: "its person has as much as one may in this virtual cluster",
     Reason.WAITS_FOR_WINDOW: "nodes that it could have are kept for a window that it would overrun",
+    Reason.WAITS_FOR_SHARE: "the job that it is to share a GPU with is starting",
     Reason.WAITS_FOR_JOBS: "it waits for other jobs to end, as its `after` says",
     Reason.WAITS_FOR_TIME: "it waits for the time that its `begin` says",
     Reason.HELD: "it is held until `skep release`",
@@ -533,6 +538,7 @@ TEXT: dict[Reason, str] = {
     Reason.GPUS_CROWDED: "as many jobs as may share a GPU are on those",
     Reason.SHARE_TAKEN: "the shares asked for come to more than a whole device",
     Reason.NOT_PACKED: "it shares its GPUs with no other job",
+    Reason.SHARES_FIT: "their shares of a GPU fit on it together",
     Reason.PACKED: "packed with others on the same GPUs, as was asked for",
     Reason.UNPACKED: "it was asked to leave the GPUs that it shared, and waits for its own",
     Reason.ALONE: "the others on its GPUs have left: they are its own again",
@@ -564,6 +570,8 @@ TEXT: dict[Reason, str] = {
     Reason.POLICY_FAILED: "the policy raised an error: first come, first served meanwhile",
     Reason.NOT_ITS_JOB: "the policy named a job with which it may not do this",
     Reason.UNKNOWN_POLICY: "no policy has this name",
+    Reason.UNKNOWN_TEMPLATE: "the virtual cluster has no template of this name",
+    Reason.FIXED_BY_TEMPLATE: "the template that the job names fixes this value",
     Reason.BAD_OPTION: "the policy has no such option, or not with this value",
     Reason.TRIAL_OPEN: "another trial of one of the jobs, or on those GPUs, has no verdict yet",
     Reason.TRIAL_COOLS: "the same was tried not long ago, and was not worth it",

@@ -290,6 +290,11 @@ def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
     if isinstance(parsed, JobSpec) and parsed.array is not None:
         text = "a trial is one job: a search has no arrays"
         return None, [Problem(path="$.array", reason=Reason.BAD_VALUE, text=text)]
+    if isinstance(parsed, JobSpec) and parsed.resources.share:
+        text = "trials with a share of a GPU are not built yet"
+        hint = "ask for whole GPUs, or submit an array"
+        path = "$.job.resources.gpus"
+        return None, [Problem(path=path, reason=Reason.NOT_BUILT, text=text, suggestion=hint)]
     if isinstance(parsed, JobSpec):
         return parsed, []
     inside, own = [], []

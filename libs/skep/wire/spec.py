@@ -16,6 +16,9 @@ SPEC_BYTES_MAX = 64 * 1024
 """A spec is a description, not a payload: 64 KiB hold 500 environment variables of 100 bytes."""
 
 GPUS_PER_WORKER_MAX = 16
+SHARE_STEP, SHARE_MOST = 100, 900
+"""Shares of a GPU are tenths of it, in thousandths: with smaller ones no job makes progress worth
+the memory that every process has to have."""
 WORKERS_MAX = 8192
 GANG_GPUS_MAX = 8192
 GANG_NODES_MAX = 1024
@@ -72,21 +75,36 @@ def suits(wanted: str | None, kind: str) -> bool:
     return not wanted or kind in wanted.split(TYPES_APART)
 
 
+GPUS_TEXT = "GPUs of one worker; or a share of one GPU in tenths, 0.1 to 0.9"
+
+
 class Resources(_Part, frozen=True):
     """What one worker needs, and how many workers there are.
 
     `memory` is bytes of host memory per worker, or text such as `16GiB`; `cpus` per worker.
     `gpu_type` is the type of all its GPUs, or several that it runs on: `v100|p100`. `pinned` names
     one of the VC's pinned cells that the job is to run in.
+
+    `share` is the part of one GPU that a job of one worker asks for, in thousandths; 0: it asks for
+    whole ones. People write `gpus: 0.5`, which is read as `gpus: 1` with `share: 500`. The job then
+    uses a GPU together with others of its VC that ask for shares. `gpu_memory` is what it needs of
+    the GPU's memory, in bytes or as text such as `10GiB`; without it, its share of that.
     """
 
-    gpus: Annotated[int, Meta(ge=1, le=GPUS_PER_WORKER_MAX)] = 1
+    gpus: Annotated[int, Meta(ge=1, le=GPUS_PER_WORKER_MAX, description=GPUS_TEXT)] = 1
     workers: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = 1
     gpu_type: Words | None = None
     cpus: Annotated[int, Meta(ge=0, le=CPUS_PER_WORKER_MAX)] = 0
     memory: Count | Words = 0
     topology: Topology | None = None
     pinned: Words = ""
+    share: Annotated[int, Meta(ge=0, le=SHARE_MOST)] = 0
+    gpu_memory: Count | Words = 0
+
+    @property
+    def shown_gpus(self) -> float:
+        """Return the GPUs of one worker as people write them: `2`, or a share such as `0.5`."""
+        return self.share / 1000 if self.share else self.gpus
 
     @property
     def only_type(self) -> str:
@@ -273,7 +291,8 @@ class JobSpec(_Part, frozen=True):
     `workdir` that are kept when an attempt ends. `environment` is what its processes have
     installed, in place of `python`. `volumes` are names of volumes, or such names with
     the place where the job sees each, and `:ro` or `:rw`: `{datasets: /data:ro}`. `mounts` are what
-    became of them, and are written by admission alone.
+    became of them, and are written by admission alone. `template` names a template of its VC, which
+    admission fills in; the job that is made then says `from_template` in its place.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -319,6 +338,8 @@ class JobSpec(_Part, frozen=True):
         | Annotated[dict[Words, Words], Meta(max_length=LABELS_MAX)]
     ) = ()
     mounts: Annotated[tuple[Mount, ...], Meta(max_length=LABELS_MAX)] = ()
+    template: Short = ""
+    from_template: Short = ""
 
     @property
     def secret_names(self) -> tuple[str, ...]:

@@ -330,6 +330,7 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_SOCK": str(socket_path(state)),
         RUN_VARIABLE: start.token,
         **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
+        **({"SKEP_GPU_SHARE": f"{command.gpu_share / 1000:g}"} if command.gpu_share else {}),
         **_server_variables(command),
     }
 

@@ -2,9 +2,10 @@
 
 Off unless SKEP_MPS is `on`. The agent then keeps one control daemon, with its folders in the state
 folder, and ranks that begin on a shared device are its clients, with as many of the device's
-threads as their share of its memory. One that began alone stays what it is when it gets a partner:
-a process chooses at its start. A fault of one client ends the others on the device, which is why it
-is for operators to want.
+threads as their share of its memory. Ranks of a job that asks for a share of a GPU are clients from
+the start, with that share of the threads. Any other that began alone stays what it is when it gets
+a partner: a process chooses at its start. A fault of one client ends the others on the device,
+which is why it is for operators to want.
 
 The daemon outlives the agent, as jobs do; the next agent finds it by its folders.
 """
@@ -108,10 +109,11 @@ class Mps:
         return tuple(self._folders.values()) if self.variables(command) else ()
 
     def variables(self, command: BindJob) -> Mapping[str, str]:
-        """Return what makes a rank of a packed part a client; nothing for one that is alone."""
+        """Return what makes a rank a client; nothing for one that has its GPUs alone."""
         if self.trouble or not command.share:
             return {}
-        percentage = max(1, round(100 * command.share))
+        of_gpu = command.gpu_share / 1000 or command.share
+        percentage = max(1, round(100 * of_gpu))
         return {**self._folders, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
 
     async def _start(self) -> str:

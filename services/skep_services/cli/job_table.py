@@ -40,6 +40,10 @@ def _number(key: str) -> Callable[[Rows, int], list[str]]:
     return lambda rows, _: [str(row[key]) for row in rows]
 
 
+def _gpus(rows: Rows, _: int) -> list[str]:
+    return [f"{row.get('gpu_share') or row['gpus']:g}" for row in rows]
+
+
 def _clock(key: str) -> Callable[[Rows, int], list[str]]:
     return lambda rows, _: [render.clock_time(row[key], date=True) for row in rows]
 
@@ -122,7 +126,7 @@ COLUMNS: dict[str, Kind] = {
     "vc": Kind(_plain("vc"), "its virtual cluster", narrow=4, drop=3),
     "owner": Kind(_text("owner"), "the person that submitted it", narrow=6, drop=4),
     "state": Kind(_plain("state"), "its state", coloured=True),
-    "gpus": Kind(_number("gpus"), "GPUs of all its workers", right=True, drop=4),
+    "gpus": Kind(_gpus, "GPUs of all its workers", right=True, drop=4),
     "priority": Kind(_number("priority"), "its priority", right=True, drop=8),
     "age": Kind(_ages, "time since its submission", right=True, drop=6),
     "run": Kind(_runs, "time since its start", right=True, drop=5),

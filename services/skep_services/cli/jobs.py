@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +208,24 @@ def positive(text: str) -> int:
     if count < 1:
         raise ValueError(text)
     return count
+
+
+def gpus(text: str) -> int | float:
+    """Return a number of GPUs from the command line: a count of at least 1, or a share of one.
+
+    Which shares there are is said by those who read specs.
+
+    Raises:
+        ArgumentTypeError: The text is neither.
+    """
+    wanted = f"write a number of GPUs, or a share of one such as 0.5, not {text}"
+    try:
+        share = float(text) if "." in text else positive(text)
+    except ValueError:
+        raise ArgumentTypeError(wanted) from None
+    if isinstance(share, float) and not 0 < share < 1:
+        raise ArgumentTypeError(wanted)
+    return share
 
 
 # --- cancel ---------------------------------------------------------------------------------------

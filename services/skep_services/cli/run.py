@@ -18,6 +18,7 @@ from skep_services.cli.jobs import (
     POLL_MARGIN_S,
     ask_cancel,
     ended_text,
+    gpus,
     poll,
     positive,
     reached,
@@ -43,7 +44,9 @@ def options_run(parser: ArgumentParser) -> None:
         "A COMMAND that ends in .py is run observed (python -m skep_job): its mini-batches are\n"
         "seen without any change to it. Every other command is run as it is.\n\n" + exits.HELP
     )
-    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per worker")
+    parser.add_argument(
+        "--gpus", type=gpus, default=1, metavar="N", help="GPUs per worker, or a share such as 0.5"
+    )
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes")
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", help="the job's name (default: the command's)")

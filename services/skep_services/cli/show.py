@@ -87,6 +87,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("owner", row.get("owner") or ""),
         ("after", _after(spec.get("after") or {})),
         ("begin", _begin(row, spec.get("begin"))),
+        ("template", spec.get("from_template") or ""),
         ("wants", _wants(row, spec)),
         ("runs", _command(spec)),
         ("python", spec.get("python") or ""),
@@ -204,7 +205,10 @@ def _begin(row: dict[str, Any], begin: int | str | None) -> str:
 def _wants(row: dict[str, Any], spec: dict[str, Any]) -> str:
     resources = spec.get("resources") or {}
     each = resources.get("gpus") or 1
-    parts = [render.plural(row["gpus"], "GPU")]
+    share = row.get("gpu_share")
+    parts = [f"{share:g} of a GPU" if share else render.plural(row["gpus"], "GPU")]
+    if isinstance(resources.get("gpu_memory"), int) and resources["gpu_memory"]:
+        parts.append(f"{render.size(resources['gpu_memory'])} of its memory")
     if row["workers"] > 1:
         parts[0] += f" ({row['workers']} workers x {each})"
     if row["gpu_type"]:

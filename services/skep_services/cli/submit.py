@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import code, exits, files, pipelines, specs
+from skep_services.cli import code, exits, files, pipelines, specs, templates
 from skep_services.cli.client import Client, is_header_text
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
@@ -30,6 +30,9 @@ def options_spec(parser: ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="specs; - is standard input")
     parser.add_argument("--name", help="name of the jobs, in place of what the files say")
     parser.add_argument("--vc", help="virtual cluster, in place of what the files say")
+    parser.add_argument(
+        "--template", metavar="NAME", help="begin from this template of the virtual cluster"
+    )
     parser.add_argument(
         "--array", metavar="TASKS", help="make it an array, such as 0-99, 0-9:2, 1,3,7 or 0-99%%8"
     )
@@ -85,11 +88,13 @@ def prepare(document: Document, arguments: Namespace, client: Client) -> None:
         return
     for assignment in arguments.assignments:
         specs.put(tree, assignment)
-    for key in ("name", "vc", "array"):
+    for key in ("name", "vc", "array", "template"):
         if (value := getattr(arguments, key)) is not None:
             tree[key] = value
     if tree.get("vc") is None:
         tree["vc"] = default_vc(client)
+    if tree.get("template"):
+        templates.fill(document, tree["vc"], client)
     specs.settle_paths(tree, keeps_workdir=code.settle(tree, arguments))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from skep_services.cli import exits, run, session, specs, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, quote
 from skep_services.cli.exits import CommandError
-from skep_services.cli.jobs import ended_text, positive
+from skep_services.cli.jobs import ended_text, gpus
 from skep_services.cli.options import Command, client_of, job_argument, print_json, say
 
 NOT_RUN = 125
@@ -167,7 +167,9 @@ def options_shell(parser: ArgumentParser) -> None:
         f"{DETACH_HELP}.\n"
         "It begins in this folder. Without a COMMAND it is the account's shell.\n\n" + exits.HELP
     )
-    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs (default 1)")
+    parser.add_argument(
+        "--gpus", type=gpus, default=1, metavar="N", help="GPUs, or a share such as 0.5 (default 1)"
+    )
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", default="shell", help="the job's name (default shell)")
     parser.add_argument("--vc", help="virtual cluster")

@@ -441,6 +441,7 @@ class VcRow(msgspec.Struct, frozen=True, kw_only=True):
     suspended: int
     queued: int
     following: Any = None
+    templates: dict[str, Any] = {}
 
 
 class VcList(msgspec.Struct, frozen=True, kw_only=True):

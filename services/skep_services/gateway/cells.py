@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from skep.cells.chain import ChainState
 from skep.cells.decide.bad_cells import AT_ONCE
 from skep.cells.decide.reconfigure import reconfigure
@@ -206,6 +208,7 @@ def vcs_view(fold: Fold, vc: Only) -> list[Plain]:
             "jobs_max": config.jobs_max,
             "policy": config.policy,
             "options": config.options,
+            "templates": msgspec.to_builtins(config.templates),
             **counts[name],
         }
         for name, config in sorted(cluster.vcs.items())

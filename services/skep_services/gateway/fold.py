@@ -739,6 +739,7 @@ class Fold:
         row.gpus, row.workers = spec.gpus, spec.resources.workers
         row.gpu_type, row.total_steps = spec.resources.gpu_type, spec.size.total()
         row.task, row.labels = spec.task, spec.labels
+        row.gpu_share = spec.resources.share / 1000 if spec.resources.share else None
         job.trace, job.spec_whole = fact.trace, True
         job.pinned, job.snapshots = spec.resources.pinned, spec.snapshots
         self._specs[job.sequence] = codec.encode(spec)

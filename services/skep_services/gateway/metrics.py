@@ -78,14 +78,14 @@ class _Lookup(Collector):
     def _jobs(self) -> Iterator[Metric]:
         fold = self._indexer.fold
         jobs: dict[tuple[str, str], int] = {}
-        held: dict[tuple[str, str], int] = {}
+        held: dict[tuple[str, str], float] = {}
         for job in fold.active.values():
             row = job.row
             key = (row.state.value, row.vc)
             jobs[key] = jobs.get(key, 0) + 1
             if row.state in PLACED:
                 use = (row.vc, row.class_in_force)
-                held[use] = held.get(use, 0) + row.gpus
+                held[use] = held.get(use, 0) + row.counted_gpus
         waiting = sum(count for (state, _), count in jobs.items() if state == State.QUEUED)
         yield _labelled("skep_jobs", "Unfinished jobs", ("state", "vc"), jobs)
         yield _single("skep_queue_jobs", "Jobs that wait for GPUs", waiting)

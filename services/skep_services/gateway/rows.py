@@ -146,6 +146,13 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     """Of an array: how its tasks stand."""
     labels: dict[str, str] = {}
     """Of its spec. Rows that were stored by versions before this field have none."""
+    gpu_share: float | None = None
+    """The part of one GPU that it asks for; None: it asks for whole ones, which `gpus` says."""
+
+    @property
+    def counted_gpus(self) -> float:
+        """Return the GPUs that it counts as: its share of one, or all of its own."""
+        return self.gpus if self.gpu_share is None else self.gpu_share
 
 
 class Part(msgspec.Struct, kw_only=True):

@@ -68,7 +68,9 @@ def describe(fact: Any) -> Line | None:
         case facts.JobEnded(why=why, end=end, attempts=attempts):
             return Line(f"{end}: {_why(why, fact.detail)}", attempts, reason=why)
         case facts.Admitted(spec=spec):
-            return Line(f"admitted: {spec.name}, {_gpus(spec.gpus)}")
+            share = spec.resources.share
+            size = f"{share / 1000:g} of a GPU" if share else _gpus(spec.gpus)
+            return Line(f"admitted: {spec.name}, {size}")
         case changes.JobPrioritised(priority=priority):
             return Line(f"waits with priority {priority}")
         case facts.JobWaits(why=why, needs=needs):

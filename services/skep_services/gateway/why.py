@@ -59,14 +59,21 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             would_change = ["admission answers; it does so at once when it runs"]
         case State.QUEUED if job.deferred:
             reasons, would_change = _deferred(job, fold, now)
+        case State.QUEUED if row.why == Reason.WAITS_FOR_SHARE:
+            reasons, would_change = [_reason(row.why, row.needs)], [f"{row.needs} runs"]
         case State.QUEUED:
             reasons, would_change = _queued(job, fold, live, now)
+            if row.gpu_share is not None:
+                text = f"a GPU that jobs of VC {row.vc} share has {row.gpu_share:g} of it left"
+                would_change.append(text)
             said = fold.state.followed.get(row.vc)
             if said is not None and row.service_class == GUARANTEED_CLASS:
                 reasons.append(_said(said.why.value, sentence(said)))
             reasons += _by_person(job, fold, now)
         case State.BOUND | State.RUNNING:
             reasons = _placed(job, now)
+            if row.gpu_share is not None:
+                reasons.append(_said(Reason.SHARES_FIT.value, _share_line(row)))
             reasons += [_said("window", text) for text in windows_ahead(fold.state, row.job)]
         case State.SUSPENDED:
             reasons, would_change = _suspended(job, fold)
@@ -79,6 +86,14 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
         case _:
             reasons = [_reason(row.why, job.detail)]
     return {"job": row.job, "state": row.state, "reasons": reasons, "would_change": would_change}
+
+
+def _share_line(row: Row) -> str:
+    """Return what a job has that asked for a share of a GPU."""
+    asked = f"it asked for {row.gpu_share:g} of a GPU"
+    if not row.beside:
+        return f"{asked}; it has one to itself until other such jobs of VC {row.vc} come"
+    return f"{asked}, and has one together with {' '.join(row.beside)}"
 
 
 def _by_person(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:

@@ -152,6 +152,7 @@ def _job_queued(blame: Blame, fact: JobQueued, now: int) -> None:
         at=fact.submitted_at,
         user=fact.owner or spec.labels.get(USER_LABEL, ""),
         project=spec.labels.get(PROJECT_LABEL, ""),
+        share=spec.resources.share,
     )
     blame.lives[fact.job] = life
     blame.turn(life, now, Cause.WAITS_BEHIND)

@@ -135,6 +135,13 @@ class Life(msgspec.Struct, omit_defaults=True):
     """The type of the GPUs that it has, or had."""
     bound_at: int = 0
     """When it first got GPUs; 0: it has not."""
+    share: int = 0
+    """The part of one GPU that it asked for, in thousandths; 0: whole ones."""
+
+    @property
+    def weight(self) -> int:
+        """Return what it counts on a GPU that it shares, in thousandths."""
+        return self.share or MILLI
 
     @property
     def party(self) -> str:

@@ -153,7 +153,8 @@ class Blame(msgspec.Struct):
         gpus, beside = 0, dict[str, None]()
         for gpu in dict.fromkeys((*gpus_of(life.parts), *gpus_of(life.next_parts))):
             users = self.users[gpu]
-            gpus += MILLI // len(users)
+            total = sum(self.lives[name].weight for name in users)
+            gpus += MILLI * life.weight // total
             if len(users) > 1:
                 beside.update(dict.fromkeys(users))
         beside.pop(life.job, None)

@@ -609,7 +609,9 @@ class AdmissionMachine:
                 return self._admit(event, Answered(task), key, now)
             parsed = [task]
         elif len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
-            parsed = self.judge(event.vc, parse_spec(event.raw), key, event.owner)
+            vc = self.vcs.get(event.vc)
+            read = parse_spec(event.raw, vc.templates if vc is not None else {})
+            parsed = self.judge(event.vc, read, key, event.owner)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
             parsed = [

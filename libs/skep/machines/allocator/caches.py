@@ -79,6 +79,8 @@ def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
         soft.out_of_reach.pop(delta.ended, None)
         soft.moved_for.pop(delta.ended, None)
         soft.passed.pop(delta.ended, None)
+        soft.pairs.pop(delta.ended, None)
+        soft.paces.pop(delta.ended, None)
     if delta.resolves:
         soft.resolving.update(dict.fromkeys(delta.resolves))
     if delta.views and soft.planned:

@@ -247,6 +247,7 @@ def _bind_command(
         pull=job.spec.runtime is not None and job.spec.runtime.pull == "missing",
         login=job.spec.runtime.login if job.spec.runtime is not None else "",
         mounts=job.spec.mounts,
+        gpu_share=job.spec.resources.share,
     )
 
 

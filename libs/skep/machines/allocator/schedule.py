@@ -21,7 +21,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import outcome
 from skep.machines.allocator.changes import packing, resumption
 from skep.machines.allocator.outcome import Done
-from skep.machines.allocator.placement import job_cells, lending, person_limits, placing
+from skep.machines.allocator.placement import gpu_shares, job_cells, lending, person_limits, placing
 from skep.machines.allocator.policies import policy_plans, policy_views
 from skep.machines.allocator.stages import NONE, Progress, Stage, spending
 from skep.machines.allocator.transaction import Transaction
@@ -110,6 +110,11 @@ def _returns(tx: Transaction, now: Instant, _room: int) -> Progress:
 def _reservations(tx: Transaction, now: Instant, _room: int) -> Progress:
     """Bind the reservations that may be ready."""
     return spending(_finish(tx, now))
+
+
+def _shares(tx: Transaction, now: Instant, room: int) -> Progress:
+    """Put jobs that ask for a share of a GPU beside others that do."""
+    return spending(gpu_shares.seat(tx, now, room))
 
 
 def _policies(tx: Transaction, now: Instant, room: int) -> Progress:
@@ -201,6 +206,7 @@ STAGES: tuple[tuple[Stage, HasInput, Step], ...] = (
     (Stage.SHARING, lambda tx: tx.soft.reshare, _share),
     (Stage.RETURNS, lambda tx: tx.soft.returning, _returns),
     (Stage.RESERVATIONS, lambda tx: tx.soft.ripe, _reservations),
+    (Stage.SHARES, lambda tx: tx.state.unshared and _some_wait(tx), _shares),
     (Stage.POLICIES, policy_plans.has_plans, _policies),
     (Stage.GUARANTEED, _some_have_turns, _guaranteed),
     (Stage.SUSPENDED, lambda tx: tx.state.away, _suspended),
@@ -403,10 +409,12 @@ def _finish(tx: Transaction, now: Instant) -> int:
 def _head(tx: Transaction, queue: JobQueue) -> Head | None:
     """Return the next job of a queue that nothing but GPUs keeps waiting.
 
-    A job that waits for the end of a window, or until its person has less, holds up no other.
+    A job that waits for the end of a window, until its person has less, or for the start of a job
+    that it is to share a GPU with, holds up no other.
     """
     head = queue.head()
-    if head is None or not (tx.soft.passed or tx.state.people.of_vc):
+    aside = tx.soft.passed or tx.state.people.of_vc or tx.state.unshared
+    if head is None or not aside:
         return head
     if not _waits_aside(tx, head.entry):
         return head
@@ -424,7 +432,10 @@ def _waits_aside(tx: Transaction, entry: Entry) -> bool:
     full = person_limits.above(tx, job) if tx.state.people.of_vc else ""
     if full:
         placing.wait(tx, job, Reason.PERSON_LIMIT, full)
-    return bool(full)
+    host = "" if full else gpu_shares.awaits(tx, job)
+    if host:
+        placing.wait(tx, job, Reason.WAITS_FOR_SHARE, host)
+    return bool(full or host)
 
 
 def _serve(tx: Transaction, head: Head, now: Instant, room: int) -> int:

@@ -191,6 +191,11 @@ class Soft:
         """When the jobs on nodes of open windows are next looked for; None: at once."""
         self.moved_for: dict[str, tuple[str, int]] = {}
         """By job: the window for which a move of its attempt was tried, and the attempt."""
+        self.pairs: dict[str, tuple[str, int]] = {}
+        """By waiting job that asks for a share of a GPU: the GPU on which others are starting that
+        it is to share, as node and device."""
+        self.seated: tuple[object, ...] = ()
+        """What was known when no waiting job could be put on a GPU with room."""
         self.passed: dict[str, int] = {}
         """By job that waits for the end of a window: `changes` when others could go past it."""
         self.sights_at: Instant | None = None

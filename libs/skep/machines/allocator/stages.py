@@ -1,6 +1,6 @@
 """The stages of a decision: what each is for, and what it reports.
 
-    intake -> trials -> sharing -> returns -> reservations -> policies -> guaranteed
+    intake -> trials -> sharing -> returns -> reservations -> shares -> policies -> guaranteed
            -> suspended -> lending -> idle -> opportunistic -> promotion -> probes
            -> verdicts -> sights -> checks
 
@@ -26,6 +26,7 @@ class Stage(enum.Enum):
     SHARING = "tell jobs what part of a GPU's memory is theirs"
     RETURNS = "let suspended jobs go on for which others left GPUs"
     RESERVATIONS = "bind reservations whose victims are gone"
+    SHARES = "put jobs that ask for a share of a GPU on GPUs with room for it"
     POLICIES = "carry out the plans of VCs with a policy"
     GUARANTEED = "serve the guaranteed queues from their VC's cells"
     SUSPENDED = "let suspended jobs go on where their nodes have idle GPUs"

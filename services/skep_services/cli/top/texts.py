@@ -65,8 +65,9 @@ def head(rows: Rows, total: int, chosen: str, at: float, error: str, width: int)
     """
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    gpus = sum(row["gpus"] for row in rows if row["place"] and not row["ended_at"])
-    left = f"skep top   {counts or 'no jobs'}   {render.plural(gpus, 'GPU')} held"
+    having = [row for row in rows if row["place"] and not row["ended_at"]]
+    gpus = sum(row.get("gpu_share") or row["gpus"] for row in having)
+    left = f"skep top   {counts or 'no jobs'}   {gpus:g} GPU{'s' * (gpus != 1)} held"
     if total > len(rows):
         left += f"   first {len(rows)} of {total}"
     left += f"   {chosen}" if chosen else ""

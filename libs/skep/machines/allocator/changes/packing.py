@@ -339,7 +339,7 @@ def _shared(
         beside |= dict.fromkeys(there)
         said = [sharing.said_for(state, each) for each in there] + [wish.share]
         even = said.count(0.0)
-        left = 1.0 - sum(said)
+        left = round(1.0 - sum(said), sharing.SHARE_DIGITS)
         if left < 0 or (even and left < 1 / 10**sharing.SHARE_DIGITS):
             return Refused(
                 Reason.SHARE_TAKEN, f"of GPU {device}: {' + '.join(f'{one:g}' for one in said)}"

@@ -34,7 +34,7 @@ from skep.ledger.queue import Entry
 from skep.machines.allocator import outbox
 from skep.machines.allocator.changes import resume_places, resumption, rounds
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome
-from skep.machines.allocator.placement import job_cells, placing
+from skep.machines.allocator.placement import gpu_shares, job_cells, placing
 from skep.machines.allocator.placement.lending_line import Line
 from skep.machines.allocator.policies import policy_views
 from skep.machines.allocator.policies.demand import SHAPES_MAX
@@ -110,6 +110,8 @@ def _lend_one(
     looks = 0
     while firsts and looks < LOOKS_MAX:
         job = heapq.heappop(firsts)[1]
+        if gpu_shares.awaits(tx, job):
+            continue
         shape = vc, job.spec.resources, "lent"
         known = unlent.get(shape)
         if known is not None and known[0] == changes:

@@ -670,7 +670,7 @@ def _limit(state: ClusterState, job: JobState, priority: int) -> Limit:
     reservations wait for is theirs, as their GPUs are.
     """
     wanted = job.spec.resources
-    if not (wanted.cpus or wanted.memory):
+    if not (wanted.cpus or wanted.memory or wanted.gpu_memory):
         return None
     owed = job_cells.owed(state)
 

@@ -36,12 +36,14 @@ def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
     """Take over what is told of jobs and families.
 
     Args:
-        tx: What is soft in it is changed, for jobs of VCs with a policy only.
+        tx: What is soft in it is changed, for jobs of VCs with a policy only; paces also of jobs
+            that ask for a share of a GPU.
         event: What the advisor tells.
         now: The time of the decision.
     """
     soft = tx.soft
     if not soft.planned:
+        _paces(tx, event, now)
         return
     for scale in event.families:
         soft.scales.pop((scale.family, scale.gpu_type), None)
@@ -57,9 +59,17 @@ def heard(tx: Transaction, event: Outlook, now: Instant) -> None:
         for name, view in planned.views.items():
             if view is not None and view.spec.size.family in families:
                 soft.touched[name] = None
-    for pace in event.jobs:
+    _paces(tx, event, now)
+
+
+def _paces(tx: Transaction, event: Outlook, now: Instant) -> None:
+    """Take over the paces of jobs in whose changes rates have a say."""
+    soft = tx.soft
+    for pace in event.jobs if soft.planned or tx.state.sharers else ():
         job = tx.state.jobs.get(pace.job)
-        if job is not None and job.spec.vc in soft.planned and job.attempt == pace.attempt:
+        if job is None or job.attempt != pace.attempt:
+            continue
+        if job.spec.vc in soft.planned or job.spec.resources.share:
             _goes(tx, job, pace, now)
 
 
@@ -71,7 +81,8 @@ def _goes(tx: Transaction, job: JobState, pace: JobPace, now: Instant) -> None:
     soft.paces[job.job] = pace, now
     if pace.remaining is not None:
         soft.left[job.job] = pace.remaining, job.served + max(0, now - job.since)
-    soft.touched[job.job] = None
+    if soft.planned:
+        soft.touched[job.job] = None
 
 
 def forget(tx: Transaction, name: str) -> None:

@@ -20,7 +20,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import cell_watch, outcome
 from skep.machines.allocator.changes import resume_places, resumption
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
-from skep.machines.allocator.placement import job_cells, placing, quota
+from skep.machines.allocator.placement import gpu_shares, job_cells, placing, quota
 from skep.machines.allocator.policies import advising, policy_actions, policy_views
 from skep.machines.allocator.policies.demand import SHAPES_MAX
 from skep.machines.allocator.policies.policy_memory import Planned
@@ -40,7 +40,7 @@ what is idle only until a job has its turn is not worth that."""
 LENDS_LOOK = 200
 """Waiting jobs of a VC that are offered idle GPUs in one decision: most are alike."""
 LENT = "lent"
-ASIDE = (Reason.PERSON_LIMIT, Reason.WAITS_FOR_WINDOW)
+ASIDE = (Reason.PERSON_LIMIT, Reason.WAITS_FOR_WINDOW, Reason.WAITS_FOR_SHARE)
 """Why a job waits that holds up no other of a strict plan: it does not wait for GPUs."""
 HOLDS_TOLD = 50
 """Jobs that are told in one decision why they wait: 200 bytes of its record each."""
@@ -261,6 +261,8 @@ def _lend(
     """Lend to the first job that finds something; `BLOCKED` if none does."""
     unlent = tx.soft.unlent
     for job in line:
+        if gpu_shares.awaits(tx, job):
+            continue
         # A suspended job may be kept from moving by what has nothing to do with idle GPUs.
         lends = planned.lends and job.job not in planned.misfits and not quota.borrows(job)
         shape = job.spec.vc, job.spec.resources, LENT if lends and not job.away else job.away
@@ -433,6 +435,10 @@ def _take_turn(
             cost = policy_actions.go_on(tx, job, (), now)
         planned.outside = planned.outside or not cost
         return done(cost)
+    host = gpu_shares.awaits(tx, job)
+    if host:
+        placing.wait(tx, job, Reason.WAITS_FOR_SHARE, host)
+        return BLOCKED
     shape: tuple[Any, ...] = (job.spec.resources, job.spec.over_quota, turn.nodes)
     if turn.workers:
         shape = *shape, turn.workers, turn.workers_per_node

@@ -68,7 +68,13 @@ NO_PACE = JobPace(job="", attempt=0, steps=0, rate_milli=0)
 # --- begin ---------------------------------------------------------------------------------------
 
 
-def refusal(tx: Transaction, kind: Kind, jobs: Sequence[JobState], now: Instant) -> Refused | None:
+def refusal(
+    tx: Transaction,
+    kind: Kind,
+    jobs: Sequence[JobState],
+    now: Instant,
+    known_of: Sequence[JobState] | None = None,
+) -> Refused | None:
     """Return why a trial with these jobs is not to be begun now, None if it may.
 
     Args:
@@ -76,6 +82,7 @@ def refusal(tx: Transaction, kind: Kind, jobs: Sequence[JobState], now: Instant)
         kind: The kind of the trial.
         jobs: The jobs that would be measured, of one VC.
         now: The time of the decision.
+        known_of: Of which of them the rate has to be known; None: of all.
 
     Returns:
         Why not; None: it may begin.
@@ -93,7 +100,8 @@ def refusal(tx: Transaction, kind: Kind, jobs: Sequence[JobState], now: Instant)
             return Refused(Reason.TRIALS_ENOUGH, name)
     if len(known.open) >= OPEN_MAX:
         return Refused(Reason.TRIALS_ENOUGH, f"{OPEN_MAX} are open")
-    for job in jobs if tx.settings.trial_rules.measured else ():
+    compared = jobs if known_of is None else known_of
+    for job in compared if tx.settings.trial_rules.measured else ():
         if not (job_rates.solo if kind is Kind.PACK else _rate)(tx, job):
             return Refused(Reason.NOT_MEASURED, job.job)
         if kind is not Kind.PACK and _unsure(tx, job, now):
@@ -111,7 +119,13 @@ def _unsure(tx: Transaction, job: JobState, now: Instant) -> bool:
 
 
 def pack(
-    tx: Transaction, guest: JobState, host: JobState, needed_milli: int, now: Instant
+    tx: Transaction,
+    guest: JobState,
+    host: JobState,
+    needed_milli: int,
+    now: Instant,
+    *,
+    why: Reason = Reason.BY_POLICY,
 ) -> TrialBegun | None:
     """Return what is to be recorded with a pack that is tried; None if it may not be now.
 
@@ -126,9 +140,14 @@ def pack(
         needed_milli: What the sum of their rates, each in parts of its rate alone, must come to, in
             thousandths.
         now: The time of the decision.
+        why: Why they are put together. If each asked for a share of a GPU, the rate of the guest
+            alone need not be known: it counts if it is.
     """
     jobs = guest, host
-    if sharing.shares(tx.state, host) or refusal(tx, Kind.PACK, jobs, now) is not None:
+    known_of = (host,) if why is Reason.SHARES_FIT else None
+    if sharing.shares(tx.state, host):
+        return None
+    if refusal(tx, Kind.PACK, jobs, now, known_of) is not None:
         return None
     # A guest that was suspended goes on with its attempt; one in the queue begins its next.
     numbers = guest.attempt if guest.released else guest.following, host.attempt
@@ -142,7 +161,7 @@ def pack(
         at=now,
         until=after(now, tx.settings.trial_rules.lasts),
         needed_milli=needed_milli,
-        why=Reason.BY_POLICY,
+        why=why,
     )
 
 
@@ -270,6 +289,8 @@ def judged(tx: Transaction, event: Judged, now: Instant) -> None:
     trial = tx.state.tries.open.get(event.trial)
     if trial is None or not _since(tx.state, trial):
         return
+    if trial.kind in MOVES and tx.state.jobs[trial.jobs[0].job].change is not None:
+        return  # It is told its share; the verdict comes again.
     if trial.kind is Kind.PROBE:
         _over(tx, trial, Verdict.UNDONE, Reason.PROBED, now, found=event)
         return
@@ -323,7 +344,10 @@ def review(tx: Transaction, now: Instant) -> None:
         if disturbed:
             _over(tx, trial, Verdict.VOID, Reason.TRIAL_DISTURBED, now, detail=disturbed)
         elif trial.until <= now:
-            _over(tx, trial, Verdict.VOID, Reason.NO_VERDICT, now)
+            # Those that asked to share do so unless it was seen to hurt.
+            stays = trial.why is Reason.SHARES_FIT and bool(_since(tx.state, trial))
+            verdict = Verdict.KEPT if stays else Verdict.VOID
+            _over(tx, trial, verdict, Reason.NO_VERDICT, now)
     for name, undo in list(known.undoing.items()):
         job = tx.state.jobs[name]
         if job.change is None and job.asked is None and job.successor is None:
