@@ -69,6 +69,7 @@ def forget(state: ClusterState, job: JobState) -> None:
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns, job.stayed = Instant(0), 0, False
+    job.warned = False
     state.note_away(job, away=False)
 
 
@@ -128,6 +129,7 @@ def _apply_changing(state: ClusterState, job: JobState, fact: JobChanging) -> No
             state.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     if isinstance(fact.change, Share):
         sharing.told(job, fact.change)
+    job.warned = job.warned or fact.goal is Goal.WARN
     for name in fact.nodes:
         if job.parts[name] is not Part.BOUND:  # Else it is to answer what begins it first.
             state.nodes[name].open_orders[job.job, job.attempt] = fact.order

@@ -248,6 +248,9 @@ class JobState(msgspec.Struct):
     deferral: Deferral | None = None
     """What it waits for outside of its queue, while it is deferred."""
 
+    warned: bool = False
+    """The ranks of the attempt were given the signal before its time limit, or are to be."""
+
     @property
     def following(self) -> int:
         """Return the number of the job's next attempt."""

@@ -245,7 +245,17 @@ class Share(Message, frozen=True, tag="share"):
     beside: Annotated[tuple[Short, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
-Change = Suspend | Resume | Checkpoint | Move | Resize | Share
+class Warn(Message, frozen=True, tag="warn"):
+    """Give every rank a signal once, such as `USR1`: its time limit is near.
+
+    A rank gets it in its uppermost processes that have a handler for it; a frozen one when it goes
+    on. A rank none of whose processes has one gets none, and the answer says so.
+    """
+
+    signal: Short
+
+
+Change = Suspend | Resume | Checkpoint | Move | Resize | Share | Warn
 
 
 class ChangeJob(Message, frozen=True, tag="change-job"):

@@ -199,6 +199,8 @@ class Reason(StrEnum):
     PEER_FAILED = "peer-failed"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time-limit"
+    TIME_LIMIT_NEAR = "time-limit-near"
+    IDLE = "idle"
     PREEMPTED = "preempted"
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
@@ -533,6 +535,8 @@ TEXT: dict[Reason, str] = {
     Reason.PEER_FAILED: "another member of the gang ended first",
     Reason.CANCELLED: "cancelled on request",
     Reason.TIME_LIMIT: "the job ran longer than its limit",
+    Reason.TIME_LIMIT_NEAR: "the job's time limit is near: its processes were given a signal",
+    Reason.IDLE: "the job made no mini-batch and did not use its GPUs for as long as its VC allows",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",

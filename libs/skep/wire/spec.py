@@ -36,6 +36,9 @@ PATH_CHARS_MAX = 4096
 """Linux's bound of a path."""
 AFTER_MAX = 64
 """Jobs that one job may wait for. What joins more of them can wait in two layers."""
+WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG", "WINCH", "CONT")
+"""Signals that may come before the time limit: those that a process can have a handler for, and
+that mean nothing else to Skep or the kernel."""
 SEARCH_KEYS = "search/"
 """What the idempotency keys of searches' trials begin with: `search/s17/3/1`."""
 
@@ -93,11 +96,23 @@ class Resources(_Part, frozen=True):
         return "" if self.gpu_type is None or TYPES_APART in self.gpu_type else self.gpu_type
 
 
+class Warn(_Part, frozen=True):
+    """The signal that every rank gets once in each attempt, so long before its time limit.
+
+    `before` is as `limits.time`. `signal` is one of USR1, USR2, TERM, INT, HUP, QUIT, ALRM, URG,
+    WINCH and CONT. A rank gets it in its uppermost processes that have a handler for it.
+    """
+
+    before: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words
+    signal: Short = "USR1"
+
+
 class Limits(_Part, frozen=True):
     """How long and how often. `time` is seconds, or text such as `90s`, `15m`, `2h`, `1d`.
 
     `retries` counts attempts after the first; `retry_on` says which ends are worth another one.
     Attempts lost to Skep's own reasons (node lost, preempted) are repeated and never counted.
+    `warn` is a signal before the end of `time`.
     """
 
     time: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
@@ -105,6 +120,7 @@ class Limits(_Part, frozen=True):
     retry_on: Annotated[
         tuple[Literal["exit", "signal", "not-started"], ...], Meta(max_length=LABELS_MAX)
     ] = ("exit", "signal")
+    warn: Warn | None = None
 
 
 class SizeHint(_Part, frozen=True):
@@ -209,6 +225,22 @@ class After(_Part, frozen=True):
         return [(kind, at, job) for kind, jobs in kinds for at, job in enumerate(jobs)]
 
 
+Notable = Literal["end", "fail", "start", "suspend", "late"]
+
+
+class Notify(_Part, frozen=True):
+    """Who is told when something becomes of the job.
+
+    `on` are the events: `start` (it runs for the first time), `suspend`, `fail`, `end` (however it
+    ends) and `late` (its `finish_by` has passed). `to` are names of the operator's targets, mail
+    addresses, or URLs of webhooks (`https://...`). Whoever sees the job sees these: what has a
+    password in it is to be a target of the operator's.
+    """
+
+    to: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)]
+    on: Annotated[tuple[Notable, ...], Meta(max_length=LABELS_MAX)] = ("end",)
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
@@ -239,7 +271,7 @@ class JobSpec(_Part, frozen=True):
     says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
-    `workdir` that are kept when an attempt ends.
+    `workdir` that are kept when an attempt ends. `notify` says who is told of its start or end.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -279,6 +311,7 @@ class JobSpec(_Part, frozen=True):
     task: Short = ""
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    notify: Notify | None = None
 
     @property
     def is_distributed(self) -> bool:

@@ -35,6 +35,7 @@ from skep.machines.agent.parts import (
     RunFrozen,
     RunHandled,
     RunRestored,
+    RunSignalled,
     RunsListed,
     RunThawed,
     StartRank,
@@ -163,7 +164,7 @@ class AgentMachine:
                 self._commanded(event, now)
             case RunStarted() | RunNotStarted() | RunExited() | RunsListed():
                 self._told_of_run(event, now)
-            case RunFrozen() | RunThawed() | RunEvicted() | RunRestored():
+            case RunFrozen() | RunThawed() | RunEvicted() | RunRestored() | RunSignalled():
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)

@@ -185,6 +185,8 @@ class Soft:
         self.predicted: dict[Sizes, tuple[Predicted, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
+        self.warnings: dict[str, int] = {}
+        """By job: the attempt whose ranks are due a signal, as its time limit is near."""
         self.resolving: dict[str, None] = {}
         """Deferred jobs for which something that they waited for has come, or may have."""
         self.leave_at: Instant | None = None

@@ -31,7 +31,7 @@ from skep.ledger import attempts
 from skep.ledger.job_state import JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import outbox, settings, timers
-from skep.machines.allocator.changes import change_ends, rounds
+from skep.machines.allocator.changes import change_ends, rounds, warning
 from skep.machines.allocator.changes.rounds import Round
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.placement import job_cells, kept_nodes
@@ -318,6 +318,7 @@ def _sent(
     for name in left:
         outbox.command(tx, name, job.job, source, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, source))
+    warning.moved(tx, job, source)
     tx.soft.cancel_timer(timers.SuccessorDeadline(job.job, job.attempt))
     if job.state is State.RUNNING:
         outbox.limit(tx, job, now)
