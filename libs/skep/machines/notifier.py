@@ -58,8 +58,6 @@ UNDER_WAY_MAX = 8
 
 Key = tuple[str, str]
 """A VC and a target."""
-NotifierEvent = Facts | Unreadable | "Delivered"
-"""What the notifier takes from outside."""
 
 
 class Deliver(msgspec.Struct, frozen=True):
@@ -79,6 +77,10 @@ class Delivered(msgspec.Struct, frozen=True):
     target: str
     trouble: str = ""
     final: bool = False
+
+
+NotifierEvent = Facts | Unreadable | Delivered
+"""What the notifier takes from outside, and what comes of its messages."""
 
 
 class Queue(msgspec.Struct):

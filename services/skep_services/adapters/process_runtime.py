@@ -213,7 +213,9 @@ class ProcessRuntime:
                 answer: dict[str, Any] = await future
             finally:
                 del self._pending[number]
-        assert may_refuse or "error" not in answer, f"the runner refused {request}: {answer['error']}"
+        assert may_refuse or "error" not in answer, (
+            f"the runner refused {request}: {answer['error']}"
+        )
         return answer
 
     def _take(self, message: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "what may order a virtual cluster's jobs, with options and source",
         ),
         "secret": ("secrets", "set | ls | rm: values that jobs get and nobody else reads"),
+        "notify": ("notices", "ls | test: whom jobs tell what becomes of them, and what was told"),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {

@@ -160,9 +160,7 @@ def _warned(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None
     assert job.change is not None, job
     refused = "; ".join(suspension.refusals(told).values())
     result = Result.UNDONE if refused else Result.DONE
-    change_ends.close(
-        tx, job, result, job.change.why, now, detail=refused or job.change.detail
-    )
+    change_ends.close(tx, job, result, job.change.why, now, detail=refused or job.change.detail)
 
 
 def _resized(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:

@@ -1,0 +1,1 @@
+"""The notifier: tells people what becomes of their jobs, by mail, chat and webhooks."""
