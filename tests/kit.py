@@ -16,6 +16,7 @@ from skep.machines.admission import AdmissionMachine
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
+from skep.machines.notifier import NotifierMachine
 from skep.machines.searches import SearchesMachine
 from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs
@@ -236,6 +237,7 @@ SOFT: dict[type, tuple[str, ...]] = {
     ClusterState: ("_delta", "awaited"),
     SearchesMachine: ("_soft", "_effects"),
     AccessMachine: ("_soft", "_effects"),
+    NotifierMachine: ("under_way", "open_at", "_effects"),
     AgentMachine: (
         "profile_times",
         "progress",
@@ -246,6 +248,7 @@ SOFT: dict[type, tuple[str, ...]] = {
         "report_at",
         "used",
         "trouble",
+        "_idling",
         "changes",
         "_effects",
     ),

@@ -101,6 +101,15 @@ class PersonLimits(_Part, frozen=True):
     queued: Whole | None = None
 
 
+class IdleRule(_Part, frozen=True):
+    """What becomes of jobs that make no mini-batch and do not use their GPUs (`skep.idle`).
+
+    After `suspend_after` seconds of that a job gives its GPUs back, its state kept, if it can.
+    """
+
+    suspend_after: Whole = 1800
+
+
 class VirtualCluster(_Part, frozen=True):
     """What one tenant owns: cells of each level, and pinned cells by their names.
 
@@ -110,6 +119,7 @@ class VirtualCluster(_Part, frozen=True):
     `priorities` are the highest that its people may give a job, by their role; a role that is not
     there has no limit of its own.
     `fair_share` puts the jobs of the person first that used least, `limits` bound each person.
+    `idle` suspends jobs that do nothing.
     """
 
     cells: Annotated[tuple[Quota, ...], Meta(max_length=LISTED_MAX)] = ()
@@ -122,6 +132,7 @@ class VirtualCluster(_Part, frozen=True):
     priorities: Annotated[dict[Words, Whole], Meta(max_length=NAMES_MAX)] = {}
     fair_share: FairShare | None = None
     limits: PersonLimits | None = None
+    idle: IdleRule | None = None
 
 
 class QuarantineRule(_Part, frozen=True):

@@ -72,7 +72,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
     variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
-    `workdir`.
+    `workdir`. After `idle_s` seconds (0: never) without a mini-batch and without any use of its
+    devices the agent says in its heartbeats that the part is idle.
     """
 
     order: Count
@@ -108,6 +109,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     secret_files: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
     code: Short = ""
     outputs: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
+    idle_s: Count = 0
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -41,10 +41,19 @@ class DeviceTrouble(Message, frozen=True):
     text: Text
 
 
+class IdlePart(Message, frozen=True):
+    """A part of an attempt has made no mini-batch, and not used its devices, for so long."""
+
+    job: JobName
+    attempt: Attempt
+    idle_ns: Nanoseconds
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state.
 
-    `epoch` is the highest epoch of the allocator whose orders it took; 0: of none.
+    `epoch` is the highest epoch of the allocator whose orders it took; 0: of none. `idle` are parts
+    of jobs whose VC wants to know.
     """
 
     node: Token
@@ -53,6 +62,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     incarnation: Incarnation = 0
     trouble: Annotated[tuple[DeviceTrouble, ...], Meta(max_length=DEVICES_MAX)] = ()
     epoch: Count = 0
+    idle: Annotated[tuple[IdlePart, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class RankProgress(Message, frozen=True):

@@ -211,7 +211,7 @@ def apprise_of() -> Any:
     """Return what makes a notification of an Apprise URL (None: the URL is wrong), if installed."""
     os.environ.setdefault("APPRISE_STORAGE_MODE", "memory")
     try:
-        from apprise import Apprise
+        from apprise import Apprise  # noqa: PLC0415 - an extra, and half a second
     except ImportError:
         return None
     return lambda url: Apprise.instantiate(url, suppress_exceptions=True)

@@ -242,7 +242,14 @@ def _bind_command(
         secret_files=job.spec.secret_files,
         code=job.spec.code,
         outputs=job.spec.outputs,
+        idle_s=_idle_s(state, job.spec),
     )
+
+
+def _idle_s(state: ClusterState, spec: JobSpec) -> int:
+    """Return after how long of doing nothing an agent is to say so; 0: never."""
+    vc = state.cells.cluster.vcs.get(spec.vc)
+    return vc.idle.suspend_after if vc is not None and vc.idle is not None else 0
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:

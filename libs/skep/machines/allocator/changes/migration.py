@@ -28,7 +28,7 @@ from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.ids import AttemptId, attempt_id
 from skep.ledger import attempts
-from skep.ledger.job_state import JobState, OpenChange, State, Successor
+from skep.ledger.job_state import ASKS_BACK, JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import outbox, settings, timers
 from skep.machines.allocator.changes import change_ends, rounds, warning
@@ -313,7 +313,7 @@ def _sent(
         )
     )
     # A job that its tenant suspended stands on; one that only made room has room now.
-    stands = job.state is State.SUSPENDED and job.held is Reason.REQUESTED
+    stands = job.state is State.SUSPENDED and job.held in ASKS_BACK
     _tell(tx, job, Suspend(release=released) if stands else Resume(), now)
     for name in left:
         outbox.command(tx, name, job.job, source, now)
