@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,9 @@ def apprise_of() -> Any:
     """Return what makes a notification of an Apprise URL (None: the URL is wrong), if installed."""
     os.environ.setdefault("APPRISE_STORAGE_MODE", "memory")
     try:
-        from apprise import Apprise  # noqa: PLC0415 - an extra, and half a second
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of what it imports itself.
+            from apprise import Apprise  # noqa: PLC0415 - an extra, and half a second
     except ImportError:
         return None
     return lambda url: Apprise.instantiate(url, suppress_exceptions=True)
