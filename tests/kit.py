@@ -248,7 +248,7 @@ SOFT: dict[type, tuple[str, ...]] = {
         "report_at",
         "used",
         "trouble",
-        "_idling",
+        "idling",
         "changes",
         "_effects",
     ),

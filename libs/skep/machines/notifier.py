@@ -5,9 +5,9 @@
 Notices wait by target and VC, in their order. One message of a target is under way at a time: it
 has all notices that wait then, so that an array of a thousand tasks is some messages and not a
 thousand. Its number and its notices are recorded before it is sent. So a notifier that is killed
-sends at most the message of each target that was under way a second time, under the same number;
-whether that was sent before, nobody can know. What fails is tried again, ever later, and given up
-in the end; what nobody could still want to know is not sent.
+sends at most the message of each target that was under way a second time, under the same number:
+whether that was sent before cannot be known. What fails is tried again, ever later, and given up in
+the end; what is too long ago is not sent.
 """
 
 from __future__ import annotations

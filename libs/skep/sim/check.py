@@ -76,6 +76,7 @@ SOFT = {
     "AgentMachine": (
         "_effects",
         "profile_times",
+        "idling",
         "progress",
         "settled",
         "told",

@@ -117,6 +117,7 @@ def serve(host: Host, agent: Listener, request: Any) -> None:
             if run is not None and run.live and run.signalled < order:
                 run.signalled = order
                 run.signals += 1
+                require(run.signals == 1, "I24", f"{token} is warned of its limit twice")
             host.tell(agent, RunSignalled(token))
         case OpenStore():
             host.tell(agent, StoreOpened(request.job, request.attempt))

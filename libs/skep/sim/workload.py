@@ -89,6 +89,8 @@ WAITS_FROM, WAITS_UNTIL = 6000, 7000
 """In histories with these seeds jobs wait for others or for a time, or are held."""
 ARRAYS_FROM, ARRAYS_UNTIL = 7000, 8000
 """In histories with these seeds tenants also submit arrays, and cancel and retry them."""
+LIFE_FROM, LIFE_UNTIL = 9000, 10_000
+"""In histories with these seeds jobs want a signal before their time limit."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -146,6 +148,7 @@ class People:
         sharing: random.Random | None = None,
         waits: random.Random | None = None,
         arrays: random.Random | None = None,
+        life: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -153,7 +156,7 @@ class People:
         `policies` about the policies of VCs, likewise, and with `later` those of LATER are among
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
-        jobs wait for beside GPUs, and `arrays` about arrays.
+        jobs wait for beside GPUs, `arrays` about arrays, and `life` about warnings of limits.
         """
         self.place = "people"
         self.dead = False
@@ -178,6 +181,7 @@ class People:
         self._learned, self._explores = learned, explores
         self._sharing, self._waits = sharing, waits
         self._arrays = arrays
+        self._life = life
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -339,6 +343,10 @@ class People:
         rng = self._rng
         vc = rng.choice(VCS)
         spec: Any = self._spec(vc)
+        if self._life is not None:
+            limits = spec["limits"]
+            limits["time"] = limits.get("time", self._life.choice((8, 20, 40)))
+            limits["warn"] = {"before": 1 + self._life.randrange(4) if limits["time"] != 2 else 1}
         roll = rng.random()
         target = vc
         if roll < 0.03:

@@ -33,6 +33,8 @@ from skep.sim.workload import (
     EXPLORES_FROM,
     LATER_FROM,
     LEARNED_FROM,
+    LIFE_FROM,
+    LIFE_UNTIL,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
     WAITS_FROM,
@@ -106,6 +108,7 @@ class World:
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
             waits=random.Random(seed + 4) if WAITS_FROM <= seed < WAITS_UNTIL else None,
             arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
+            life=random.Random(seed + 4) if LIFE_FROM <= seed < LIFE_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""

@@ -229,7 +229,7 @@ Notable = Literal["end", "fail", "start", "suspend", "late"]
 
 
 class Notify(_Part, frozen=True):
-    """Who is told when something becomes of the job.
+    """Who is notified of what becomes of the job.
 
     `on` are the events: `start` (it runs for the first time), `suspend`, `fail`, `end` (however it
     ends) and `late` (its `finish_by` has passed). `to` are names of the operator's targets, mail
@@ -271,7 +271,7 @@ class JobSpec(_Part, frozen=True):
     says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
-    `workdir` that are kept when an attempt ends. `notify` says who is told of its start or end.
+    `workdir` that are kept when an attempt ends. `notify` says who is notified.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]

@@ -36,8 +36,9 @@ class Known:
     `mark` is the number its processes carry (see `proc.marked`). `asked`: it was told to end before
     its main process had; after the runner's death that is known only of what had ended by then.
     `group` is the control group that its tree was put into, if any; it stays in it when thawed.
-    `signalled` is the order of the latest signal that it was given; 0: of none. `about` is what its enclosure has to know of it later. `exceeded` is the bound that ended it: a
-    code, and what it means in words.
+    `signalled` is the order of the latest signal that it was given; 0: of none. `about` is what its
+    enclosure has to know of it later. `exceeded` is the bound that ended it: a code, and what it
+    means in words.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def uppermost(main: int, members: Iterable[proc.Process], number: int) -> list[p
     below: dict[int, list[int]] = {}
     for one in every.values():
         below.setdefault(one.ppid, []).append(one.pid)
-    # What has lost its parent comes after the main process: it is nobody's below.
+    # What has lost its parent comes after the main process: it is below no other.
     roots = [pid for pid, one in every.items() if one.ppid not in every and pid != main]
     waiting, found, seen = [*reversed(roots), *([main] if main in every else [])], [], set()
     while waiting:

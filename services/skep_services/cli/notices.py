@@ -1,4 +1,4 @@
-"""`skep notify`: whom jobs may tell, what was told lately, and a test of a target."""
+"""`skep notify`: the targets of jobs, the latest messages, and a test of a target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "target", metavar="TARGET", nargs="?", help="test: a name, a mail address or a URL"
     )
-    parser.add_argument("--vc", metavar="VC", help="as jobs of this VC may tell it (or SKEP_VC)")
+    parser.add_argument("--vc", metavar="VC", help="as jobs of this VC may use it (or SKEP_VC)")
 
 
 def run(arguments: Namespace) -> int:

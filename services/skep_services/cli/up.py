@@ -75,7 +75,7 @@ def options_up(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--notify",
         metavar="FILE",
-        help="tell people what becomes of their jobs, by the targets in this file (skep notify)",
+        help="notify people of their jobs, by the targets in this file (skep notify)",
     )
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
     up_slurm.options(parser)

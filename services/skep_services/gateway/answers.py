@@ -607,7 +607,7 @@ class SecretKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeList(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom jobs may tell, and the latest messages, those that wait first.
+    """The targets that jobs may notify, and the latest messages, those that wait first.
 
     `mail` and `webhooks`: whether jobs may name addresses and URLs of their own.
     """

@@ -1,4 +1,4 @@
-"""`/v1/notices`: whom jobs may tell, what was told lately, and a test; the notifier answers."""
+"""`/v1/notices`: the targets of jobs, the latest messages, and a test; the notifier answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Notices:
         ]
 
     async def check(self, body: bytes) -> None:
-        """Stop at a spec that tells somebody whom the operator's file does not allow.
+        """Stop at a spec with a target that the operator's file does not allow.
 
         Raises:
             ApiError: The cluster has no notifier (409).
@@ -113,8 +113,8 @@ class Notices:
         answer = await self._bus.request(subjects.NOTIFIER_ASKED, codec.encode(ask), {}, within_s)
         if answer is None:
             text = (
-                "no notifier answers: this cluster tells nobody (`skep up --notify FILE`), or it "
-                "is away: leave `notify` out, or try again"
+                "no notifier answers: this cluster sends no notices (`skep up --notify FILE`), or "
+                "it is away: leave `notify` out, or try again"
             )
             raise ApiError(409, Reason.NO_NOTIFIER, text)
         try:

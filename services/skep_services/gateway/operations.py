@@ -792,7 +792,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     # --- notices ---
     ("GET", "/v1/notices"): get(
         "notices",
-        "List whom jobs may tell, and what was told.",
+        "List the targets that jobs may notify, and the latest messages.",
         answers.NoticeList,
         VC,
         errors=(400, 409, 502),
@@ -818,6 +818,6 @@ TAGS = {
     "people": "People, their roles and tokens.",
     "nodes": "Nodes and servers that join.",
     "secrets": "Sealed values for jobs.",
-    "notices": "Who is told what becomes of jobs.",
+    "notices": "Mail, chats and webhooks about jobs.",
     "code": "Folders that travel with jobs.",
 }

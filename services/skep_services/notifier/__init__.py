@@ -1,1 +1,1 @@
-"""The notifier: tells people what becomes of their jobs, by mail, chat and webhooks."""
+"""The notifier: notifies people of what becomes of their jobs, by mail, chat and webhooks."""

@@ -95,7 +95,7 @@ class Sending:
     async def send(
         self, vc: str, target: str, notices: tuple[NoticeMade, ...], number: int
     ) -> tuple[str, bool]:
-        """Send a message; return why it was not taken (empty: it was), and whether that is final."""
+        """Send a message; return why it was not taken (empty: it was), and whether it is final."""
         problems = self._config.problems(vc, [target])
         if problems:
             return problems[0].text, True

@@ -146,7 +146,7 @@ class AgentMachine:
         asks the runtime. Ranks started since are not among them: the list may be older."""
         self.used: dict[int, int] = {}
         self.trouble: tuple[DeviceTrouble, ...] = ()
-        self._idling = Idling()
+        self.idling = Idling()
         """Devices' utilisation, in thousandths, and what they say is wrong with them: soft."""
         self.serial = 0
         """Numbers the tries to change a part: what ranks are told is fenced by it."""
@@ -539,7 +539,7 @@ class AgentMachine:
             incarnation=self.incarnation,
             trouble=self.trouble,
             epoch=self.epoch_floor,
-            idle=self._idling.look(self.parts, self.progress, self.used, now),
+            idle=self.idling.look(self.parts, self.progress, self.used, now),
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         profiles = self.profile_times.due(self.progress, now)
