@@ -90,7 +90,13 @@ def test_only_what_a_job_wants_is_told() -> None:
     ran = [JobRan(job=f"j{number}", attempt=1, at=at(1)) for number in (1, 2, 3)]
     assert lines(decide(told(*ran))) == ["j1 (train) in nlp runs", "j3 (train) in nlp runs"]
     assert lines(decide(told(JobRan(job="j1", attempt=2, at=at(2))))) == [], "the first time only"
-    changed = {"job": "j1", "attempt": 2, "why": Reason.IDLE, "at": at(3), "detail": "for 1800 s"}
+    changed: dict[str, Any] = {
+        "job": "j1",
+        "attempt": 2,
+        "why": Reason.IDLE,
+        "at": at(3),
+        "detail": "for 1800 s",
+    }
     stood = JobChanged(goal=Goal.SUSPEND, result=Result.DONE, released=True, **changed)
     assert lines(decide(told(stood))) == [
         "j1 (train) in nlp is suspended, and holds no GPUs: the job made no mini-batch and did not "

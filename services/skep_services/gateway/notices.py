@@ -11,7 +11,8 @@ from skep.access.rights import Action
 from skep.ids import is_token
 from skep.wire import codec, subjects
 from skep.wire.bounds import UNDECODABLE, Token
-from skep.wire.notices import NOTICE_BYTES_MAX, TARGET_CHARS_MAX, AskNotifier, NotifierSays
+from skep.wire.notice_targets import TARGET_CHARS_MAX
+from skep.wire.notices import NOTICE_BYTES_MAX, AskNotifier, NotifierSays
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import ApiError, caller_of, check, json_response
