@@ -6,7 +6,6 @@ import msgspec
 
 from skep.units import Instant
 from skep.wire import notices
-from skep.wire.spec import Notify
 
 _AT = Instant(1_700_000_000_000_000_000)
 _LATER = Instant(1_700_000_010_000_000_000)
@@ -17,7 +16,8 @@ NOTIFIER_FACTS: tuple[msgspec.Struct, ...] = (
         name="train",
         vc="nlp",
         owner="ann",
-        notify=Notify(to=("team-chat", "ann@example.org"), on=("end", "late")),
+        to=("team-chat", "ann@example.org"),
+        on=("end", "late"),
         due=_LATER,
         started=True,
     ),

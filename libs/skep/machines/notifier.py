@@ -165,7 +165,8 @@ class NotifierMachine:
                         name=spec.name,
                         vc=spec.vc,
                         owner=fact.owner,
-                        notify=spec.notify,
+                        to=spec.notify.to,
+                        on=spec.notify.on,
                         due=Instant(spec.promise.due) if spec.promise is not None else Instant(0),
                     )
                 )
@@ -176,7 +177,7 @@ class NotifierMachine:
                 text = f"is suspended, {what}: {_why(fact.why, fact.detail)}"
                 self._tell(fact.job, "suspend", text, fact.at, now)
             case JobEnded() if fact.job in self.jobs:
-                on = self.jobs[fact.job].notify.on
+                on = self.jobs[fact.job].on
                 failed = fact.end is End.FAILED and "end" not in on
                 text = f"{fact.end}: {_why(fact.why, fact.detail)}"
                 self._tell(fact.job, "fail" if failed else "end", text, fact.at, now)
@@ -187,9 +188,9 @@ class NotifierMachine:
     def _tell(self, job: str, event: str, text: str, at: Instant, now: Instant) -> None:
         """Have an event wait for the targets of a job that wants to be told of it."""
         known = self.jobs[job]
-        if event not in known.notify.on:
+        if event not in known.on:
             return
-        for target in dict.fromkeys(known.notify.to):
+        for target in dict.fromkeys(known.to):
             queue = self.queues.get((known.vc, target))
             why = ""
             if now - at > OLD:
@@ -258,7 +259,7 @@ class NotifierMachine:
                 self.jobs[fact.job] = fact
                 if fact.started:
                     self.started[fact.job] = None
-                if fact.due and "late" in fact.notify.on:
+                if fact.due and "late" in fact.on:
                     self.due[fact.job] = fact.due
             case JobUnwatched():
                 del self.jobs[fact.job]

@@ -16,7 +16,7 @@ from skep.wire.bounds import Short, Text, Token
 from skep.wire.facts import EpochBegan
 from skep.wire.message import Message
 from skep.wire.notice_targets import TARGET_CHARS_MAX, TARGETS_MAX
-from skep.wire.spec import Notify, Problem
+from skep.wire.spec import Problem
 
 NOTICE_BYTES_MAX = 64 * 1024
 """A request of the gateway's, and the answer of the notifier."""
@@ -34,7 +34,8 @@ class JobWatched(Message, frozen=True, tag="job-watched"):
     name: str
     vc: str
     owner: str
-    notify: Notify
+    to: tuple[str, ...]
+    on: tuple[str, ...]
     due: Instant = Instant(0)
     started: bool = False
 
