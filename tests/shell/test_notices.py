@@ -182,19 +182,24 @@ def mail_config(port: int) -> Config:
 
 @needs_apprise
 @pytest.mark.asyncio
-async def test_mail_goes_to_a_target_and_to_an_address() -> None:
+async def test_mail_goes_to_a_target_by_a_process_of_its_own() -> None:
     with MailServer() as mail:
-        config = mail_config(mail.port)
-        both = await asyncio.gather(send(config, "team"), send(config, "anna@example.org"))
-        assert list(both) == [("", False)] * 2
-        got = sorted(mail.got)
-        assert [to for to, _ in got] == [["anna@example.org"], ["team@example.org"]]
-        assert "Subject: Skep: j1 (train) in nlp succeeded" in got[0][1]
-        assert "(Skep, message 7)" in got[0][1]
+        assert await send(mail_config(mail.port), "team") == ("", False)
+        ((to, text),) = mail.got
+    assert to == ["team@example.org"]
+    assert "Subject: Skep: j1 (train) in nlp succeeded" in text
+    assert "(Skep, message 7)" in text
+
+
+@needs_apprise
+def test_mail_goes_to_an_address_by_the_operators_server() -> None:
+    with MailServer() as mail:
+        url = mail_config(mail.port).apprise_url("anna@example.org")
+        assert sender.send(url, "Skep: j1 succeeded", "j1 succeeded") == ""
+        assert [to for to, _ in mail.got] == [["anna@example.org"]]
         mail.refuse = 1
-        trouble, final = await send(config, "team")
+        trouble = sender.send(url, "Skep: j2 succeeded", "j2 succeeded")
         assert trouble
-        assert not final
         assert "127.0.0.1" not in trouble
 
 

@@ -217,4 +217,10 @@ def apprise_of() -> Any:
             from apprise import Apprise  # noqa: PLC0415 - an extra, and half a second
     except ImportError:
         return None
-    return lambda url: Apprise.instantiate(url, suppress_exceptions=True)
+
+    def instantiate(url: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # It imports what a URL needs when that is named.
+            return Apprise.instantiate(url, suppress_exceptions=True)
+
+    return instantiate
