@@ -21,15 +21,23 @@ SECRET_CHARS_MIN = 4
 
 
 class _Last(logging.Handler):
-    """Keeps what was logged last."""
+    """Keeps the last warning, and what Apprise says of an exception below that level."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.text = ""
+        super().__init__(logging.DEBUG)
+        self._warning = self._exception = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record."""
-        self.text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self._warning = record.getMessage()
+        elif "xception" in record.getMessage():
+            self._exception = record.getMessage()
+
+    @property
+    def text(self) -> str:
+        """Return what is the matter."""
+        return "; ".join(each for each in (self._warning, self._exception) if each)
 
 
 def without(text: str, url: str) -> str:
@@ -49,6 +57,7 @@ def send(url: str, title: str, body: str) -> str:
     last = _Last()
     logger = logging.getLogger("apprise")
     logger.addHandler(last)
+    logger.setLevel(logging.DEBUG)
     logger.propagate = False
     target = instantiate(url)
     if target is None:
