@@ -264,7 +264,14 @@ def replayed(records: Sequence[Facts_]) -> AllocatorMachine:
 # --- digests ---------------------------------------------------------------------------------
 
 
-LATER: dict[str, Any] = {"owner": "", "deferral": None, "deferred": (), "apart": False}
+LATER: dict[str, Any] = {
+    "owner": "",
+    "deferral": None,
+    "deferred": (),
+    "apart": False,
+    "warned": False,
+    "idle_tried": False,
+}
 """Fields of the state that came after the corpus was stored, and what they are without meaning."""
 LATER_PIECES = ("ends-kept",)
 """Pieces of a snapshot that came after it, and say nothing of what was there before."""

@@ -17,6 +17,7 @@ from skep.machines.admission.depending import Known
 from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine, Effect, Record, Restarted, Tick
+from skep.machines.notifier import NotifierMachine
 from skep.machines.searches import SearchesMachine
 from skep.units import GIB, Instant, after, seconds
 from skep.wire.admin import SetVcs
@@ -237,6 +238,7 @@ SOFT: dict[type, tuple[str, ...]] = {
     ClusterState: ("_delta", "awaited"),
     SearchesMachine: ("_soft", "_effects"),
     AccessMachine: ("_soft", "_effects"),
+    NotifierMachine: ("under_way", "open_at", "_effects"),
     AgentMachine: (
         "profile_times",
         "progress",
@@ -247,6 +249,7 @@ SOFT: dict[type, tuple[str, ...]] = {
         "report_at",
         "used",
         "trouble",
+        "idling",
         "changes",
         "_effects",
     ),

@@ -24,6 +24,7 @@ from skep.wire.commands import Command
 from skep.wire.findings import Finding
 from skep.wire.learned import Sight
 from skep.wire.node import NodeEvent
+from skep.wire.notices import NotifierFact
 from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search import SearchSpec
@@ -57,6 +58,7 @@ UNIONS: dict[str, Any] = {
     "access": access.AskAccess | access.AccessAnswer,
     "access-facts": access.AccessFact,
     "agent-facts": facts.AgentFact,
+    "notifier-facts": NotifierFact,
     "job-says": talk.Said,
     "job-hears": talk.Heard,
 }

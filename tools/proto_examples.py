@@ -48,6 +48,7 @@ from skep.wire.spec import (
     Topology,
 )
 from tools.proto_access import ACCESS_FACTS, ASKED, WISHES
+from tools.proto_notices import NOTIFIER_FACTS
 from tools.proto_promises import PROMISE_FACTS
 from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
 
@@ -263,6 +264,7 @@ REPORTS: tuple[msgspec.Struct, ...] = (
         identity=IDENTITY,
         at=AT,
         trouble=(reports.DeviceTrouble(index=2, text="XID 79"),),
+        idle=(reports.IdlePart(job="j17", attempt=1, idle_ns=1_800_000_000_000),),
     ),
     reports.NodeReport(
         node="node-1",
@@ -944,6 +946,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "access": ASKED,
     "access-facts": ACCESS_FACTS,
     "agent-facts": AGENT_FACTS,
+    "notifier-facts": NOTIFIER_FACTS,
     "job-says": JOB_SAYS,
     "job-hears": JOB_HEARS,
 }

@@ -313,6 +313,14 @@ class NodeRuntime(Protocol):
         """Let a frozen tree go on; return why it could not be, or an empty text. Idempotent."""
         ...
 
+    async def signal(self, token: str, name: str, order: int) -> str:
+        """Give a run a signal, such as `USR1`; return why it has none, or an empty text.
+
+        It goes to the uppermost processes of the run that have a handler for it. Of an order that
+        is not above the last one nothing comes.
+        """
+        ...
+
     async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
         """Start a command in a living run, or return why it cannot be."""
         ...

@@ -585,3 +585,41 @@ async def test_flood_stays_within_its_bound_and_hinders_nobody(node: Node) -> No
     assert log.startswith("begin\n0123456789\n")
     assert "[skep] log limit reached: " in log
     assert node.log("calm") == "here\n"
+
+
+# A shell without a trap, below it a program with a handler, below that a fork that inherits it.
+CATCHES = """
+import os, signal
+def warned(number, frame):
+    print("warned", os.getpid() == first, flush=True)
+first = os.getpid()
+signal.signal(signal.SIGUSR1, warned)
+if os.fork():
+    print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.asyncio
+async def test_a_signal_reaches_the_uppermost_process_with_a_handler_once(node: Node) -> None:
+    runtime = await node.open()
+    python = node.python("a", "").argv[0]
+    script = f"{python} -I -S -c '{CATCHES}' & wait; wait"
+    await runtime.start(node.shell("a", script))
+    await until(lambda: "ready" in node.log("a"))
+    assert await runtime.signal("a", "USR2", 5) == (
+        "none of its processes has a handler for SIGUSR2"
+    )
+    assert await runtime.signal("a", "USR1", 5) == ""  # An order that was tried is done.
+    assert await runtime.signal("a", "USR1", 6) == await runtime.signal("a", "USR1", 6) == ""
+    again = await node.open()
+    assert await again.signal("a", "USR1", 6) == ""
+    assert await again.signal("a", "USR1", 7) == ""
+    await until(lambda: node.log("a").count("warned") == 2)
+    assert await again.signal("a", "NOSUCH", 8) == "there is no signal 'NOSUCH'"
+    assert "ended" in await again.signal("never", "USR1", 1)
+    await again.stop("a", 0.0)
+    await node.end_of("a")
+    assert node.log("a").count("warned True") == 2
+    assert node.log("a").count("warned False") == 0

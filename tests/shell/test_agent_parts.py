@@ -400,6 +400,10 @@ class Runtime:
         self.asked.append(("thaw", token))
         return ""
 
+    async def signal(self, token: str, name: str, order: int) -> str:
+        self.asked.append(("signal", token, name, order))
+        return ""
+
     async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
         return NotEntered("not-built")
 

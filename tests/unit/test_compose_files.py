@@ -72,6 +72,7 @@ def test_each_container_has_the_password_of_its_own_identity(compose: Any) -> No
     known = set(identities(("node-1", "node-2"), (), init.REPLICAS))
     # Containers have no people and no secrets: neither service runs.
     only_elsewhere = {f"{name}-{number}" for name in ("access", "vault") for number in (1, 2)}
+    only_elsewhere.add("notifier")
     assert seen == known - {"operator", "bootstrap"} - only_elsewhere
 
 

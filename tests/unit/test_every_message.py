@@ -22,6 +22,7 @@ from skep.machines.agent import AgentMachine
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import AnyMachine, Record, Restarted, Tick
 from skep.machines.introspector import IntrospectorMachine
+from skep.machines.notifier import NotifierMachine
 from skep.machines.searches import SearchesMachine
 from skep.units import Instant, after, seconds
 from skep.wire import codec, subjects
@@ -36,6 +37,7 @@ from skep_services.advisor.__main__ import LISTEN as ADVISOR_LISTEN
 from skep_services.allocator.__main__ import FOLLOW as ALLOCATOR_FOLLOW
 from skep_services.allocator.__main__ import LISTEN as ALLOCATOR_LISTEN
 from skep_services.introspector.__main__ import LISTEN as INTROSPECTOR_LISTEN
+from skep_services.notifier.__main__ import FOLLOW as NOTIFIER_FOLLOW
 from skep_services.searches.__main__ import FOLLOW as SEARCHES_FOLLOW
 from skep_services.searches.__main__ import LISTEN as SEARCHES_LISTEN
 from skep_services.shell import Follow
@@ -83,6 +85,7 @@ SERVICES = {
     "advisor": Service(AdvisorMachine, ADVISOR_FOLLOW, ADVISOR_LISTEN),
     "searches": Service(SearchesMachine, SEARCHES_FOLLOW, SEARCHES_LISTEN),
     "access": Service(AccessMachine, ACCESS_FOLLOW, ACCESS_LISTEN),
+    "notifier": Service(NotifierMachine, NOTIFIER_FOLLOW),
     "agent": Service(
         lambda: AgentMachine(joined(NODE, identity=IDENTITY)), (), (subjects.command(NODE),)
     ),
@@ -257,7 +260,7 @@ def test_no_message_ends_a_service_in_any_order(name: str, seed: int) -> None:
             event = msgspec.structs.replace(message, key=rng.choice(["", "a", "b"]))
         now = after(now, seconds(rng.random()))
         facts += _decide(machine, f"seed {seed}, {subject}", event, now)
-    assert facts or name in {"introspector", "advisor"}
+    assert facts or name in {"introspector", "advisor", "notifier"}
 
 
 def _decide(machine: AnyMachine, where: str, event: Any, now: Instant) -> list[Any]:

@@ -37,6 +37,7 @@ def test_everything_comes_back(path: str) -> None:
     third = record.began("c", 7, "/logs/c", 12, {"uid": 5000})
     record.frozen(third, "/other")
     record.thawed(third)
+    record.signalled(third, 6)
     record.began("d", 7, "/logs/d", 13)
     record.not_started("d")
     record.exited(record.began("e", 7, "/logs/e", 14), None, 0, 30)
@@ -44,10 +45,28 @@ def test_everything_comes_back(path: str) -> None:
     record.forgot("f")
     over = first.exceeded
     expected = [
-        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", ["5: sleep"], over, {}),
-        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", [], "", {}),
-        ("c", 7, "/logs/c", 12, 0, 0, 0, None, 0, False, 0, False, "/other", [], "", {"uid": 5000}),
-        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", [], "", {}),
+        ("a", 7, "/logs/a", 10, 17, 18, 19, -9, 2, True, 20, False, "", 0, ["5: sleep"], over, {}),
+        ("b", 7, "/logs/b", 11, 27, 28, 29, None, 0, False, 0, True, "/group", 0, [], "", {}),
+        (
+            "c",
+            7,
+            "/logs/c",
+            12,
+            0,
+            0,
+            0,
+            None,
+            0,
+            False,
+            0,
+            False,
+            "/other",
+            6,
+            [],
+            "",
+            {"uid": 5000},
+        ),
+        ("e", 7, "/logs/e", 14, 0, 0, 0, None, 0, False, 30, False, "", 0, [], "", {}),
     ]
     assert facts(record) == expected
     record.close()
@@ -77,6 +96,7 @@ def test_pids_of_another_boot_mean_nothing(path: str) -> None:
         0,
         False,
         "",
+        0,
         [],
         "",
         {},

@@ -126,6 +126,23 @@ def test_time_limits(text: str, seconds: int | None) -> None:
     assert tree.get("limits", {}).get("time") == seconds
 
 
+@pytest.mark.parametrize(
+    "text, warn",
+    [
+        ("USR1@300", {"signal": "USR1", "before": 300}),
+        ("B:SIGUSR2", {"signal": "USR2", "before": 60}),
+        ("TERM@300", None),
+        ("10@300", None),
+        ("USR1@1800", None),
+    ],
+)
+def test_a_signal_before_the_limit_is_the_jobs_own(text: str, warn: dict[str, Any] | None) -> None:
+    tree, _ = mapped(GPU, "-t", "30", f"--signal={text}", "train.sh")
+    assert tree["limits"].get("warn") == warn
+    assert plan_of(tree)["signal"].get("told", False) is (warn is not None)
+    assert not isinstance(parse_tree({**tree, "vc": "team"}), list)
+
+
 def test_arrays_dependencies_and_times_become_the_keys_of_the_spec() -> None:
     tree, _ = mapped(
         GPU, "-a", "0-9%2", "-d", "afterok:17:j18,afterany:19,afternotok:20", "-H",

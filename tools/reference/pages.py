@@ -14,6 +14,7 @@ from skep.ledger.blame import causes as causes_of_time
 from skep.policy.registry import POLICIES, make
 from skep.wire import facts, reasons, remedies, subjects
 from skep.wire.access import AccessFact
+from skep.wire.notices import NotifierFact
 from skep.wire.profile import AdvisorFact
 from skep.wire.search_facts import SearchFact
 from skep.wire.spec import NOT_BUILT, JobSpec
@@ -29,6 +30,7 @@ LOGS: dict[str, tuple[str, Any]] = {
     "PROFILES": ("the advisor records them in the stream PROFILES", AdvisorFact),
     "ACCESS": ("the access service records them in the stream ACCESS", AccessFact),
     "Journal of a node": ("an agent records them in its journal", facts.AgentFact),
+    "Journal of the notifier": ("the notifier records them in its journal", NotifierFact),
 }
 WRITERS = {
     subjects.SUBMIT: "tenants and their people; the gateway for them",

@@ -20,8 +20,10 @@ from skep.wire.cluster import JOBS_MAX, Chain, Cluster, QuarantineRule, VirtualC
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 from skep.wire.roles import Role
-from skep.wire.spec import PRIORITY_MAX, Problem
+from skep.wire.spec import PRIORITY_MAX, TIME_S_MAX, Problem
 
+IDLE_MIN_S = 60
+"""A job does nothing for a minute now and then: it reads its data, or stores its state."""
 LEVELS_MAX = 16
 """The most levels of one chain: real clusters have five to seven."""
 NODES_MAX = 65_536
@@ -456,6 +458,9 @@ def _vc(
         text = f"`weight` is {vc.weight}; it must be more than 0, and at most {WEIGHT_MAX}"
         yield problem(f"{here}.weight", Reason.BAD_VALUE, text)
     yield from _people(here, vc)
+    if vc.idle is not None and not IDLE_MIN_S <= vc.idle.suspend_after <= TIME_S_MAX:
+        text = f"`suspend_after` is {vc.idle.suspend_after} s; it must be 1m to 365d"
+        yield problem(f"{here}.idle.suspend_after", Reason.BAD_VALUE, text)
 
 
 def _people(here: str, vc: VirtualCluster) -> Iterator[Problem]:

@@ -19,7 +19,8 @@
       speech: {gpus: 8, policy: backfill}                  # `skep policies` lists them
       video: {gpus: 8, policy: {name: NAME, OPTION: ...}}  # the same with options
       lab: {gpus: 8, fair_share: {half_life: 7d, weights: {ada: 2}},
-            limits: {person: {running: 10, gpus: 16, queued: 200}}}
+            limits: {person: {running: 10, gpus: 16, queued: 200}},
+            idle: {suspend_after: 30m}}
     priorities: {submitter: 5, manager: 50}   # the highest by role; of one VC: in its entry
     quarantine: {jobs: 3, within: 300, window: 86400, share: 0.1, signs: [signal, not-started]}
     volumes: {datasets: /mnt/datasets}        # folders of the nodes: `cells.volumes`
@@ -55,6 +56,7 @@ from skep.wire.cluster import (
     Chain,
     Cluster,
     FairShare,
+    IdleRule,
     Level,
     NodeCell,
     PersonLimits,
@@ -88,6 +90,7 @@ VC_KEYS = (
     "fair_share",
     "limits",
     "templates",
+    "idle",
 )
 TEMPLATE_KEYS = ("spec", "fixed", "about")
 FAIR_KEYS = ("half_life", "weights")
@@ -566,6 +569,7 @@ class _Reader:
             fair_share=self.fair_share(tree.get("fair_share"), f"{path}.fair_share"),
             limits=self.limits(tree.get("limits"), f"{path}.limits"),
             templates=self.templates(tree.get("templates"), f"{path}.templates"),
+            idle=self.idle(tree.get("idle"), f"{path}.idle"),
         )
 
     def templates(self, value: Any, path: str) -> dict[str, Template]:
@@ -585,6 +589,19 @@ class _Reader:
                 about = ""
             found[str(name)] = Template(spec=spec, fixed=tuple(fixed), about=about)
         return found
+
+    def idle(self, value: Any, path: str) -> IdleRule | None:
+        """Return what becomes of jobs of a VC that do nothing; None: they stay."""
+        if value is None:
+            return None
+        tree = self.mapping(value, path, "an object such as {suspend_after: 30m}")
+        self.keys(tree, ("suspend_after",), path)
+        given = tree.get("suspend_after", IdleRule().suspend_after)
+        length_s = time_s(given) if type(given) in (int, str) else None
+        if length_s is None:
+            where = f"{path}.suspend_after"
+            self.wrong_type(where, "a length of time", given, "write 30m, 2h or 90s")
+        return IdleRule(suspend_after=length_s or IdleRule().suspend_after)
 
     def fair_share(self, value: Any, path: str) -> FairShare | None:
         """Return how a VC's people share over time; None: they do not."""

@@ -236,6 +236,8 @@ def _vc(vc: VirtualCluster) -> str:
     if vc.policy != FIFO or vc.options:
         parts.append(f"policy: {_policy(vc)}")
     parts += _people(vc)
+    if vc.idle is not None:
+        parts.append(f"idle: {{suspend_after: {vc.idle.suspend_after}s}}")
     return f"{{{', '.join(parts)}}}"
 
 

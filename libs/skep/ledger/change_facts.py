@@ -69,6 +69,7 @@ def forget(state: ClusterState, job: JobState) -> None:
     job.rebound, job.tied, job.stood_on = False, False, {}
     job.packed, job.told, job.mixed = None, (0.0, ()), False
     job.suspended_at, job.suspended_ns, job.stayed = Instant(0), 0, False
+    job.warned = job.idle_tried = False
     state.note_away(job, away=False)
 
 
@@ -128,6 +129,8 @@ def _apply_changing(state: ClusterState, job: JobState, fact: JobChanging) -> No
             state.nodes[name].meet((job.job, job.attempt), fact.change.master_port)
     if isinstance(fact.change, Share):
         sharing.told(job, fact.change)
+    job.warned = job.warned or fact.goal is Goal.WARN
+    job.idle_tried = job.idle_tried or fact.why is Reason.IDLE
     for name in fact.nodes:
         if job.parts[name] is not Part.BOUND:  # Else it is to answer what begins it first.
             state.nodes[name].open_orders[job.job, job.attempt] = fact.order
@@ -195,6 +198,7 @@ def _apply_changed(state: ClusterState, job: JobState, fact: JobChanged) -> None
         job.suspended_ns += max(0, fact.at - job.suspended_at)
         job.goes(fact.at, borrows=job.job in state.borrowed)
         job.held, job.stood_on = None, {}
+        job.idle_tried = job.idle_tried and fact.why is Reason.IDLE
     elif fact.goal is Goal.MIGRATE and fact.released:
         _release(state, job)
     elif isinstance(change.change, Resize):

@@ -265,6 +265,12 @@ class JobState(msgspec.Struct):
     deferral: Deferral | None = None
     """What it waits for outside of its queue, while it is deferred."""
 
+    warned: bool = False
+    """The ranks of the attempt were given the signal before its time limit, or are to be."""
+
+    idle_tried: bool = False
+    """The attempt did nothing for long, and was suspended for it, or could not be."""
+
     @property
     def following(self) -> int:
         """Return the number of the job's next attempt."""
@@ -439,6 +445,9 @@ FAILURES: dict[Outcome, Reason] = {
     Outcome.UNKNOWN: Reason.EXIT_UNKNOWN,
     Outcome.NODE_FAULT: Reason.NODE_FAULT,
 }
+
+ASKS_BACK = (Reason.REQUESTED, Reason.IDLE)
+"""Why an attempt may be suspended until its tenant asks for its return."""
 
 GIVES_WAY = (
     Reason.PREEMPTED,

@@ -78,6 +78,7 @@ SOFT = {
     "AgentMachine": (
         "_effects",
         "profile_times",
+        "idling",
         "progress",
         "settled",
         "told",

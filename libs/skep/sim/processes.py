@@ -115,6 +115,10 @@ class Run(msgspec.Struct):
     released: bool = False
     order: int = 0
     """The latest order it has taken."""
+    signalled: int = 0
+    """The order of the latest signal before its time limit."""
+    signals: int = 0
+    """How many of those it was given."""
     said: Answer | None = None
     unheard: list[Told] = []
     """What it was told while it was frozen."""

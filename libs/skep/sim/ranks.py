@@ -26,7 +26,9 @@ from skep.machines.agent import (
     OpenStore,
     RankSaid,
     RunFrozen,
+    RunSignalled,
     RunThawed,
+    SignalRun,
     StoreOpened,
     SweepDevices,
     TellRank,
@@ -110,6 +112,13 @@ def serve(host: Host, agent: Listener, request: Any) -> None:
                 for message in unheard:
                     hear(host, run, message)
             host.tell(agent, RunThawed(token))
+        case SignalRun(token=token, order=order):
+            run = host.runs.get(token)
+            if run is not None and run.live and run.signalled < order:
+                run.signalled = order
+                run.signals += 1
+                require(run.signals == 1, "I24", f"{token} is warned of its limit twice")
+            host.tell(agent, RunSignalled(token))
         case OpenStore():
             host.tell(agent, StoreOpened(request.job, request.attempt))
         case SweepDevices():

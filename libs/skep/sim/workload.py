@@ -93,6 +93,8 @@ GATED_FROM = 7500
 """In those from this seed on jobs and arrays wait for one another or a time, or are held."""
 SHARES_FROM, SHARES_UNTIL = 8000, 9000
 """In histories with these seeds many jobs ask for a share of a GPU."""
+LIFE_FROM, LIFE_UNTIL = 9000, 10_000
+"""In histories with these seeds jobs want a signal before their time limit."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -152,6 +154,7 @@ class People:
         arrays: random.Random | None = None,
         gated: bool = False,
         shares: random.Random | None = None,
+        life: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -160,7 +163,7 @@ class People:
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
         jobs wait for beside GPUs, `arrays` about arrays, which wait too if they are `gated`, and
-        `shares` about shares of a GPU.
+        `shares` about shares of a GPU, and `life` about warnings of limits.
         """
         self.place = "people"
         self.dead = False
@@ -185,7 +188,7 @@ class People:
         self._learned, self._explores = learned, explores
         self._sharing, self._waits = sharing, waits
         self._arrays, self._gated = arrays, gated
-        self._shares = shares
+        self._shares, self._life = shares, life
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -349,6 +352,10 @@ class People:
         rng = self._rng
         vc = rng.choice(VCS)
         spec: Any = self._spec(vc)
+        if self._life is not None:
+            limits = spec["limits"]
+            limits["time"] = limits.get("time", self._life.choice((8, 20, 40)))
+            limits["warn"] = {"before": 1 + self._life.randrange(4) if limits["time"] != 2 else 1}
         roll = rng.random()
         target = vc
         if roll < 0.03:

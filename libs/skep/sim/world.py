@@ -34,6 +34,8 @@ from skep.sim.workload import (
     GATED_FROM,
     LATER_FROM,
     LEARNED_FROM,
+    LIFE_FROM,
+    LIFE_UNTIL,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
     SHARES_FROM,
@@ -111,6 +113,7 @@ class World:
             gated=GATED_FROM <= seed < ARRAYS_UNTIL,
             arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
             shares=random.Random(seed + 5) if SHARES_FROM <= seed < SHARES_UNTIL else None,
+            life=random.Random(seed + 4) if LIFE_FROM <= seed < LIFE_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from skep.slurm import values
 from skep.slurm.layout import Layout, layout
 from skep.slurm.options import SBATCH, SRUN, Given, RefusedError, sort_out
-from skep.wire.spec import NAME_CHARS_MAX, PRIORITY_MAX
+from skep.wire.spec import NAME_CHARS_MAX, PRIORITY_MAX, WARN_SIGNALS
 
 PLAN, SCRIPT = "SKEP_SLURM_PLAN", "SKEP_SLURM_SCRIPT"
 BATCH = ("python3", "-m", "skep_job.slurm.batch")
+CAUGHT = ("TERM", "INT", "HUP")
+"""Signals that the batch process outlives, as they end jobs."""
 OUTPUT, OUTPUT_ARRAY = "slurm-%j.out", "slurm-%A_%a.out"
 
 OF_THE_TERMINAL = """
@@ -177,8 +179,21 @@ def _mapped(
     }
     if signal is not None:
         plan["signal"] = signal | {"limit_s": limit_s}
+        if _is_warning(signal, limit_s):
+            tree["limits"]["warn"] = {"signal": signal["name"], "before": signal["before_s"]}
+            plan["signal"]["told"] = True
     tree["env"] = env | {PLAN: json.dumps(plan, separators=(",", ":"))}
     return Mapped(tree, notes)
+
+
+def _is_warning(signal: Mapping[str, Any], limit_s: int | None) -> bool:
+    """Return whether Skep itself can give a job its signal, to the batch process of each worker.
+
+    Others the batch process gives by its own clock: those that it has a meaning for, numbers, and
+    what Slurm gives at once.
+    """
+    own = signal["name"] in WARN_SIGNALS and signal["name"] not in CAUGHT
+    return own and limit_s is not None and 1 <= signal["before_s"] < limit_s
 
 
 def _alone(gpus: int, at: Submission) -> None:

@@ -142,7 +142,7 @@ SBATCH: tuple[Option, ...] = (
     Option("reboot", "", NOTHING, REFUSED, "Skep boots no nodes"),
     Option("requeue", "", NOTHING, NOTED, "a job whose node is lost begins again in any case"),
     Option("reservation", "", VALUE, REFUSED, "`skep reserve` keeps nodes for a virtual cluster"),
-    Option("signal", "", VALUE, MAPPED, "a signal before the time limit, to the steps or (B:) all"),
+    Option("signal", "", VALUE, MAPPED, "`limits.warn`, to the steps or (B:) all"),
     Option("sockets-per-node", "", VALUE, REFUSED, CORES),
     Option("spread-job", "", NOTHING, REFUSED, PLACES),
     Option("switches", "", VALUE, REFUSED, "a spec's `topology: {within: rack}` says it"),

@@ -265,6 +265,7 @@ class Goal(StrEnum):
     MIGRATE = "migrate"
     RESIZE = "resize"
     SHARE = "share"
+    WARN = "warn"
 
 
 class Result(StrEnum):

@@ -113,6 +113,15 @@ class Template(_Part, frozen=True):
     about: Words = ""
 
 
+class IdleRule(_Part, frozen=True):
+    """What becomes of jobs that make no mini-batch and do not use their GPUs (`skep.idle`).
+
+    After `suspend_after` seconds of that a job gives its GPUs back, its state kept, if it can.
+    """
+
+    suspend_after: Whole = 1800
+
+
 class VirtualCluster(_Part, frozen=True):
     """What one tenant owns: cells of each level, and pinned cells by their names.
 
@@ -122,7 +131,8 @@ class VirtualCluster(_Part, frozen=True):
     `priorities` are the highest that its people may give a job, by their role; a role that is not
     there has no limit of its own.
     `fair_share` puts the jobs of the person first that used least, `limits` bound each person.
-    `templates` are specs in part by name, which jobs begin from.
+    `templates` are specs in part by name, which jobs begin from. `idle` suspends jobs that do
+    nothing.
     """
 
     cells: Annotated[tuple[Quota, ...], Meta(max_length=LISTED_MAX)] = ()
@@ -136,6 +146,7 @@ class VirtualCluster(_Part, frozen=True):
     fair_share: FairShare | None = None
     limits: PersonLimits | None = None
     templates: Annotated[dict[Words, Template], Meta(max_length=TEMPLATES_MAX)] = {}
+    idle: IdleRule | None = None
 
 
 class QuarantineRule(_Part, frozen=True):

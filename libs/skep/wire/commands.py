@@ -88,8 +88,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
     `workdir`. `environment` is built first; its interpreter is then in the place of `python`. With
     `pull` an `image` that is missing is fetched, by the login in the secret `login` if it is named.
-    `mounts` are the volumes of the job. `gpu_share` is the part of a GPU that the job asked for, in thousandths; 0: whole
-    ones.
+    `mounts` are the volumes of the job. `gpu_share` is the part of a GPU that the job asked for, in
+    thousandths; 0: whole ones. After `idle_s` seconds (0: never) without a mini-batch and without
+    any use of its devices the agent says in its heartbeats that the part is idle.
     """
 
     order: Count
@@ -130,6 +131,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     login: Short = ""
     mounts: Annotated[tuple[Mount, ...], Meta(max_length=LISTED_MAX)] = ()
     gpu_share: Count = 0
+    idle_s: Count = 0
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):
@@ -267,7 +269,17 @@ class Share(Message, frozen=True, tag="share"):
     beside: Annotated[tuple[Short, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
-Change = Suspend | Resume | Checkpoint | Move | Resize | Share
+class Warn(Message, frozen=True, tag="warn"):
+    """Give every rank a signal once, such as `USR1`: its time limit is near.
+
+    A rank gets it in its uppermost processes that have a handler for it; a frozen one when it goes
+    on. A rank none of whose processes has one gets none, and the answer says so.
+    """
+
+    signal: Short
+
+
+Change = Suspend | Resume | Checkpoint | Move | Resize | Share | Warn
 
 
 class ChangeJob(Message, frozen=True, tag="change-job"):

@@ -16,6 +16,7 @@ from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
 from skep.wire.cluster import Template
 from skep.wire.deadline import gpus_range, normal_time, time_problem
+from skep.wire.notice_targets import TARGETS_MAX, target_trouble
 from skep.wire.reasons import Reason
 from skep.wire.snapshot import OUTPUTS_MAX, is_digest, unsafe
 from skep.wire.spec import (
@@ -38,6 +39,7 @@ from skep.wire.spec import (
     SPEC_VERSION,
     TIME_S_MAX,
     TYPES_APART,
+    WARN_SIGNALS,
     WORKERS_MAX,
     After,
     Elastic,
@@ -52,6 +54,7 @@ from skep.wire.spec import (
     Resources,
     Runtime,
     SizeHint,
+    Warn,
     Willing,
 )
 from skep.wire.templates import filled
@@ -405,6 +408,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _waits(spec)
     yield from _array(spec)
     yield from _volumes(spec)
+    yield from _notify(spec)
 
 
 def _folders(spec: JobSpec) -> Iterator[Problem]:
@@ -607,8 +611,40 @@ def _limits(limits: Limits) -> Iterator[Problem]:
         length_s = time_s(limits.time)
         if length_s is None or not 1 <= length_s <= TIME_S_MAX:
             yield _bad("$.limits.time", "seconds, or text such as `90s`, `15m`, `2h`, up to a year")
+    if limits.warn is not None:
+        yield from _warn(limits.warn, limits)
     if not 0 <= limits.retries <= RETRIES_MAX:
         yield _bad("$.limits.retries", f"0 to {RETRIES_MAX}")
+
+
+def _warn(warn: Warn, limits: Limits) -> Iterator[Problem]:
+    """Yield what is wrong with a signal before the time limit."""
+    if warn.signal not in WARN_SIGNALS:
+        yield Problem(
+            path="$.limits.warn.signal",
+            reason=Reason.BAD_VALUE,
+            text=f"`signal` must be one of {', '.join(WARN_SIGNALS)}",
+            suggestion=nearest(warn.signal.upper().removeprefix("SIG"), list(WARN_SIGNALS)),
+        )
+    before_s = time_s(warn.before)
+    if before_s is None or not 1 <= before_s <= TIME_S_MAX:
+        yield _bad("$.limits.warn.before", "seconds, or text such as `90s`, `5m`, up to a year")
+        return
+    if limits.time is None:
+        yield Problem(
+            path="$.limits.warn",
+            reason=Reason.BAD_VALUE,
+            text="`warn` is a signal before the time limit, and the job has none",
+            suggestion="set `limits.time` too",
+        )
+        return
+    limit_s = time_s(limits.time)
+    if limit_s is not None and before_s >= limit_s:
+        yield Problem(
+            path="$.limits.warn.before",
+            reason=Reason.BAD_VALUE,
+            text=f"`before` must be less than `limits.time`: {before_s} s of {limit_s} s",
+        )
 
 
 def _size(size: SizeHint) -> Iterator[Problem]:
@@ -730,6 +766,28 @@ def _volumes(spec: JobSpec) -> Iterator[Problem]:
             )
 
 
+def _notify(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with whom a job tells; the notifier knows the operator's targets."""
+    notify = spec.notify
+    if notify is None:
+        return
+    if not notify.on:
+        yield _bad("$.notify.on", "one or more of `end`, `fail`, `start`, `suspend` and `late`")
+    if not 1 <= len(notify.to) <= TARGETS_MAX:
+        yield _bad("$.notify.to", f"1 to {TARGETS_MAX} targets")
+        return
+    for at, target in enumerate(notify.to):
+        if why := target_trouble(target):
+            yield Problem(path=f"$.notify.to[{at}]", reason=Reason.BAD_VALUE, text=why)
+    if "late" in notify.on and spec.finish_by is None:
+        yield Problem(
+            path="$.notify.on",
+            reason=Reason.BAD_VALUE,
+            text="`late` tells that `finish_by` has passed, and the job has none",
+            suggestion="set `finish_by`, or leave `late` out",
+        )
+
+
 def _run_time_s(value: float | str) -> float | None:
     return time_s(value) if isinstance(value, str) else value
 
@@ -749,6 +807,7 @@ def _normalised(spec: JobSpec) -> JobSpec:
         spec.size.run_time,
         spec.finish_by,
         spec.begin,
+        None if spec.limits.warn is None else spec.limits.warn.before,
     )
     if not any(isinstance(each, str) for each in said):
         return spec
@@ -759,6 +818,8 @@ def _normalised(spec: JobSpec) -> JobSpec:
     replace: Callable[..., Any] = msgspec.structs.replace
     resources = replace(spec.resources, memory=memory, gpu_memory=gpu_memory)
     limits = replace(spec.limits, time=limit_s)
+    if limits.warn is not None:
+        limits = replace(limits, warn=replace(limits.warn, before=time_s(limits.warn.before)))
     done: JobSpec = replace(spec, resources=resources, limits=limits)
     if isinstance(spec.size.run_time, str):
         size = replace(spec.size, run_time=float(time_s(spec.size.run_time) or 0))

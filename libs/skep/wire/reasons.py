@@ -48,6 +48,12 @@ class Reason(StrEnum):
     AMBIGUOUS_NAME = "ambiguous-name"
     DEPENDENCY_CYCLE = "dependency-cycle"
 
+    # Why notices go nowhere.
+    NO_NOTIFIER = "no-notifier"
+    UNKNOWN_TARGET = "unknown-target"
+    TARGET_NOT_ALLOWED = "target-not-allowed"
+    NOT_DELIVERED = "not-delivered"
+
     # Why a session in a running job was refused, or ended.
     JOB_SUSPENDED = "job-suspended"
     NO_TERMINAL = "no-terminal"
@@ -212,6 +218,8 @@ class Reason(StrEnum):
     PEER_FAILED = "peer-failed"
     CANCELLED = "cancelled"
     TIME_LIMIT = "time-limit"
+    TIME_LIMIT_NEAR = "time-limit-near"
+    IDLE = "idle"
     PREEMPTED = "preempted"
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
@@ -559,6 +567,12 @@ TEXT: dict[Reason, str] = {
     Reason.PEER_FAILED: "another member of the gang ended first",
     Reason.CANCELLED: "cancelled on request",
     Reason.TIME_LIMIT: "the job ran longer than its limit",
+    Reason.TIME_LIMIT_NEAR: "the job's time limit is near: its processes were given a signal",
+    Reason.NO_NOTIFIER: "the cluster has no notifier: an operator starts it with targets",
+    Reason.UNKNOWN_TARGET: "the operator's file has no target of this name",
+    Reason.TARGET_NOT_ALLOWED: "notices may not go there: the operator's file does not allow it",
+    Reason.NOT_DELIVERED: "a target did not take a message",
+    Reason.IDLE: "the job made no mini-batch and did not use its GPUs for as long as its VC allows",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",

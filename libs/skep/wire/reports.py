@@ -53,11 +53,19 @@ class Building(Message, frozen=True, tag="environment-building"):
     text: Short = ""
 
 
+class IdlePart(Message, frozen=True):
+    """A part of an attempt has made no mini-batch, and not used its devices, for so long."""
+
+    job: JobName
+    attempt: Attempt
+    idle_ns: Nanoseconds
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state.
 
     `epoch` is the highest epoch of the allocator whose orders it took; 0: of none. `building` are
-    the environments that it builds now.
+    the environments that it builds now. `idle` are parts of jobs whose VC wants to know.
     """
 
     node: Token
@@ -67,6 +75,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     trouble: Annotated[tuple[DeviceTrouble, ...], Meta(max_length=DEVICES_MAX)] = ()
     epoch: Count = 0
     building: Annotated[tuple[Building, ...], Meta(max_length=LISTED_MAX)] = ()
+    idle: Annotated[tuple[IdlePart, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class RankProgress(Message, frozen=True):

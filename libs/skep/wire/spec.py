@@ -40,6 +40,9 @@ PATH_CHARS_MAX = 4096
 """Linux's bound of a path."""
 AFTER_MAX = 64
 """Jobs that one job may wait for. What joins more of them can wait in two layers."""
+WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG", "WINCH", "CONT")
+"""Signals that may come before the time limit: those that a process can have a handler for, and
+that mean nothing else to Skep or the kernel."""
 SEARCH_KEYS = "search/"
 """What the idempotency keys of searches' trials begin with: `search/s17/3/1`."""
 
@@ -112,11 +115,23 @@ class Resources(_Part, frozen=True):
         return "" if self.gpu_type is None or TYPES_APART in self.gpu_type else self.gpu_type
 
 
+class Warn(_Part, frozen=True):
+    """The signal that every rank gets once in each attempt, so long before its time limit.
+
+    `before` is as `limits.time`. `signal` is one of USR1, USR2, TERM, INT, HUP, QUIT, ALRM, URG,
+    WINCH and CONT. A rank gets it in its uppermost processes that have a handler for it.
+    """
+
+    before: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words
+    signal: Short = "USR1"
+
+
 class Limits(_Part, frozen=True):
     """How long and how often. `time` is seconds, or text such as `90s`, `15m`, `2h`, `1d`.
 
     `retries` counts attempts after the first; `retry_on` says which ends are worth another one.
     Attempts lost to Skep's own reasons (node lost, preempted) are repeated and never counted.
+    `warn` is a signal before the end of `time`.
     """
 
     time: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
@@ -124,6 +139,7 @@ class Limits(_Part, frozen=True):
     retry_on: Annotated[
         tuple[Literal["exit", "signal", "not-started"], ...], Meta(max_length=LABELS_MAX)
     ] = ("exit", "signal")
+    warn: Warn | None = None
 
 
 class SizeHint(_Part, frozen=True):
@@ -258,6 +274,22 @@ class Environment(_Part, frozen=True):
         return tuple((kind, path) for kind, path in every if path)
 
 
+Notable = Literal["end", "fail", "start", "suspend", "late"]
+
+
+class Notify(_Part, frozen=True):
+    """Who is notified of what becomes of the job.
+
+    `on` are the events: `start` (it runs for the first time), `suspend`, `fail`, `end` (however it
+    ends) and `late` (its `finish_by` has passed). `to` are names of the operator's targets, mail
+    addresses, or URLs of webhooks (`https://...`). Whoever sees the job sees these: what has a
+    password in it is to be a target of the operator's.
+    """
+
+    to: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)]
+    on: Annotated[tuple[Notable, ...], Meta(max_length=LABELS_MAX)] = ("end",)
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
@@ -293,6 +325,7 @@ class JobSpec(_Part, frozen=True):
     the place where the job sees each, and `:ro` or `:rw`: `{datasets: /data:ro}`. `mounts` are what
     became of them, and are written by admission alone. `template` names a template of its VC, which
     admission fills in; the job that is made then says `from_template` in its place.
+    `notify` says who is notified.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -340,6 +373,7 @@ class JobSpec(_Part, frozen=True):
     mounts: Annotated[tuple[Mount, ...], Meta(max_length=LABELS_MAX)] = ()
     template: Short = ""
     from_template: Short = ""
+    notify: Notify | None = None
 
     @property
     def secret_names(self) -> tuple[str, ...]:

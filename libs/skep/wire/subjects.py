@@ -75,6 +75,9 @@ REPLIES = f"{PREFIX}.reply.>"
 SEARCH_REQUESTS = f"{PREFIX}.search.>"
 """What is asked of searches, by VCs as a whole and by their people."""
 
+NOTIFIER_ASKED = f"{PREFIX}.notifier.ask"
+"""Where the notifier takes what gateways ask of it."""
+
 ANY_GATEWAY = "any"
 """Where a node asks that does not know yet which gateway answers."""
 

@@ -87,6 +87,7 @@ async def _serve(plan: dict[str, Any]) -> int:
     if plan["nodes"] > 1:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         if rank:
+            _leave_to_the_first(plan)
             return await follow(plan, rank, address)
     folder = tempfile.mkdtemp(prefix="skep-slurm-")
     leader = Leader(plan, address)
@@ -99,6 +100,14 @@ async def _serve(plan: dict[str, Any]) -> int:
     finally:
         await leader.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave_to_the_first(plan: dict[str, Any]) -> None:
+    """Take the signal before the time limit and do nothing: the first worker sends it to tasks."""
+    wanted = plan.get("signal")
+    if wanted and wanted.get("told"):
+        number = getattr(signal, f"SIG{wanted['name']}")
+        asyncio.get_running_loop().add_signal_handler(number, lambda: None)
 
 
 def _write_commands(folder: str) -> None:
@@ -189,6 +198,9 @@ def _pass_signals(
     wanted = plan.get("signal")
     if wanted:
         number = int(getattr(signal, f"SIG{wanted['name']}", 0) or wanted["name"])
+        if wanted.get("told"):  # By the job's `limits.warn`, which counts no suspended time.
+            loop.add_signal_handler(number, lambda: send(number, script=wanted["script"]))
+            return
         after_s = max(0, wanted["limit_s"] - wanted["before_s"])
         loop.call_later(after_s, lambda: send(number, script=wanted["script"]))
 

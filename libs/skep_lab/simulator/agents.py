@@ -23,6 +23,7 @@ from skep.wire.commands import (
     Share,
     StopJob,
     Suspend,
+    Warn,
 )
 from skep.wire.node import (
     Door,
@@ -229,7 +230,7 @@ class Agents:
                 self._after_costs(self._migrate, now, self._sent, run, part, part.order)
             case Resize():
                 self._do_resize(run, part, order.change, now)
-            case Share():
+            case Share() | Warn():
                 self._answer(run, part, now)
 
     # --- what changes do -------------------------------------------------------------------------

@@ -326,6 +326,16 @@ class Engine:
             number = self.exec_create(token, argv)
             self._ask(lambda api: api.exec_start(number, detach=True))
 
+    def exec_wait(self, token: str, argv: list[str]) -> int | None:
+        """Run a command in a container to its end; return its exit code, None if not known.
+
+        Raises:
+            EngineRefusedError: The container does not run, or the engine refuses it.
+        """
+        number = self.exec_create(token, argv)
+        self._ask(lambda api: api.exec_start(number))
+        return self.exec_state(number)[1]
+
     def news(self) -> News:
         """Return what happens to this owner's containers from now on."""
         wanted = {

@@ -60,6 +60,8 @@ class Kept(msgspec.Struct, kw_only=True):
     frozen: bool = False
     end: End | None = None
     uid: int = -1
+    signalled: int = 0
+    """The order of the latest signal that it was given; 0: of none."""
 
 
 _DECODER = msgspec.json.Decoder(Kept)

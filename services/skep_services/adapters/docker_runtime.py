@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from skep.units import Instant
-from skep_services.adapters import docker_session
+from skep_services.adapters import docker_session, docker_signal
 from skep_services.adapters.docker_account import Confined, Prepare, with_files
 from skep_services.adapters.docker_engine import (
     CALLS_MAX,
@@ -40,7 +40,7 @@ from skep_services.adapters.docker_entry import EXECUTED, REFUSED
 from skep_services.adapters.docker_plans import mounts_of, silence_of, trouble_of
 from skep_services.adapters.docker_records import TOKEN, End, Kept, Records
 from skep_services.adapters.ends import Ends
-from skep_services.agent import proc
+from skep_services.agent import proc, runner_signal
 from skep_services.agent.runner_launch import NotStarted, not_written
 from skep_services.agent.runner_log import RunLog
 from skep_services.ports import (
@@ -162,6 +162,25 @@ class DockerRuntime:
                 self._write(run.kept)
             found.append(_started(run.kept) if run.kept.end is None else _exited(run.kept))
         return found
+
+    async def signal(self, token: str, name: str, order: int) -> str:
+        run = self._find(token) if TOKEN.fullmatch(token) else None
+        number = runner_signal.number_of(name)
+        if run is None or run.kept is None or not run.live or run.kill_at < math.inf:
+            return "its container has ended, or is being ended"
+        if number is None:
+            return f"there is no signal {name!r}"
+        async with run.lock:
+            if order <= run.kept.signalled:
+                return ""
+            try:
+                run.kept.signalled = order
+                self._records.write(run.kept)
+                asked = docker_signal.command(number, name)
+                code: int | None = await self._call(self._engine.exec_wait, token, asked)
+            except (EngineGoneError, EngineRefusedError, OSError) as error:
+                return str(error)
+        return docker_signal.trouble_of(code, name)
 
     async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
         run = self._find(plan.token) if TOKEN.fullmatch(plan.token) else None

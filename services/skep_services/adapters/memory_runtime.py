@@ -30,6 +30,8 @@ class MemoryRuns:
         self.ended: dict[str, RunExited] = {}
         self.frozen: dict[str, None] = {}
         self.stopped: dict[str, float] = {}
+        self.signals: dict[str, dict[int, str]] = {}
+        """By run: the signals that it was given, by their orders."""
         self.refuse_freeze = ""
         """Why no tree can be frozen; empty while all can."""
         self._listeners: list[Ends] = []
@@ -105,6 +107,13 @@ class MemoryRuntime:
     async def thaw(self, token: str) -> str:
         """Let a run go on."""
         self._runs.frozen.pop(token, None)
+        return ""
+
+    async def signal(self, token: str, name: str, order: int) -> str:
+        """Note the signal of an order, once."""
+        if token not in self._runs.alive:
+            return "its process has ended"
+        self._runs.signals.setdefault(token, {})[order] = name
         return ""
 
     async def enter(self, plan: EnterPlan) -> Entered | NotEntered:

@@ -43,6 +43,8 @@ SEARCHES = "searches"
 ACCESS_SERVICE = "access"
 GATEWAY = "gateway"
 VAULT = "vault"
+NOTIFIER = "notifier"
+"""Of which one process runs in a cluster, where the operator's targets are."""
 SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE, GATEWAY)
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
@@ -192,6 +194,7 @@ def identities(nodes: Sequence[str], vcs: Sequence[str], replicas: int = 1) -> t
         OPERATOR,
         BOOTSTRAP,
         DOOR,
+        NOTIFIER,
         *replica_identities(VAULT, replicas),
         *(one for service in SERVICES for one in replica_identities(service, replicas)),
         *(node_identity(node) for node in nodes),
@@ -219,6 +222,7 @@ def accounts(
     grants = {
         **people_grants(),
         **{one: _vault(one) for one in replica_identities(VAULT, replicas)},
+        NOTIFIER: _notifier(),
         **{
             one: service_grants(service, one, replica_identities(service, replicas))
             for service in SERVICES
@@ -253,6 +257,7 @@ def service_users(servers: int) -> tuple[User, ...]:
     """
     grants = people_grants()
     grants.update((one, _vault(one)) for one in replica_identities(VAULT, servers))
+    grants[NOTIFIER] = _notifier()
     for service in SERVICES:
         replicas = (
             gateway_identities(servers)
@@ -553,6 +558,12 @@ def _vault(identity: str) -> Grants:
     )
 
 
+def _notifier() -> Grants:
+    """Follow what becomes of jobs, and answer gateways."""
+    heard = Grants((), (subjects.NOTIFIER_ASKED,))
+    return _service(NOTIFIER) + _follows(NOTIFIER, ALLOC) + heard
+
+
 def _gateway(identity: str) -> Grants:
     heard = (
         subjects.FINDINGS,
@@ -577,6 +588,7 @@ def _gateway(identity: str) -> Grants:
                 subjects.secret("person", "*", "*"),
                 # Operators ask no node for a session: the gateway knows the rights of people.
                 subjects.terminal("*"),
+                subjects.NOTIFIER_ASKED,
             ),
             heard,
         )

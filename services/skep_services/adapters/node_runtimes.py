@@ -49,6 +49,11 @@ class NodeRuntimes:
     async def thaw(self, token: str) -> str:
         return await self._processes.thaw(token) or await self._containers.thaw(token)
 
+    async def signal(self, token: str, name: str, order: int) -> str:
+        if token in [run.token for run in await self._containers.runs()]:
+            return await self._containers.signal(token, name, order)
+        return await self._processes.signal(token, name, order)
+
     async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
         outcome = await self._processes.enter(plan)
         if isinstance(outcome, NotEntered) and outcome.detail.startswith(Reason.NOT_RUNNING):

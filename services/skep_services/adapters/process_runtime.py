@@ -155,6 +155,13 @@ class ProcessRuntime:
         answer = await self._ask({"do": "thaw", "token": token})
         return str(answer.get("trouble", ""))
 
+    async def signal(self, token: str, name: str, order: int) -> str:
+        request = {"do": "signal", "token": token, "name": name, "order": order}
+        answer = await self._ask(request, may_refuse=True)
+        if "error" in answer:
+            return f"{self._name} began before an upgrade, and knows no signals"
+        return str(answer.get("trouble", ""))
+
     async def enter(self, plan: EnterPlan) -> Entered | NotEntered:
         return await process_session.enter(self._session_connection, plan)
 
@@ -187,7 +194,9 @@ class ProcessRuntime:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def _ask(self, request: dict[str, Any], number: int | None = None) -> dict[str, Any]:
+    async def _ask(
+        self, request: dict[str, Any], number: int | None = None, *, may_refuse: bool = False
+    ) -> dict[str, Any]:
         assert self._tasks, "open comes first"
         async with self._slots:
             if self._lost is not None:
@@ -204,7 +213,9 @@ class ProcessRuntime:
                 answer: dict[str, Any] = await future
             finally:
                 del self._pending[number]
-        assert "error" not in answer, f"the runner refused {request}: {answer['error']}"
+        assert may_refuse or "error" not in answer, (
+            f"the runner refused {request}: {answer['error']}"
+        )
         return answer
 
     def _take(self, message: dict[str, Any]) -> None:

@@ -174,6 +174,8 @@ class AgentCalls:
                 self._spawn(self._evict(command, answer))
             case machine.RestoreRun():
                 self._spawn(self._restore(command, answer))
+            case machine.SignalRun():
+                self._spawn(self._signal(command, answer))
             case machine.TellRank():
                 self.tell(self._completed(command))
             case machine.OpenStore():
@@ -253,6 +255,11 @@ class AgentCalls:
 
     async def _thaw(self, command: machine.ThawRun, answer: Answer) -> None:
         await answer(machine.RunThawed(command.token, await self._runtime.thaw(command.token)))
+
+    async def _signal(self, command: machine.SignalRun, answer: Answer) -> None:
+        trouble = await self._runtime.signal(command.token, command.signal, command.order)
+        text = f"{command.token}: {trouble}" if trouble else ""
+        await answer(machine.RunSignalled(command.token, text))
 
     async def _evict(self, command: machine.EvictRun, answer: Answer) -> None:
         moved, trouble = 0, DRIVER_OFF

@@ -16,6 +16,8 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     {"id": 5, "do": "ping"}                         -> {"id": 5, "pid": N, "live": N}
     {"id": 8, "do": "freeze" or "thaw", "token"}    -> {"id": 8, "done": true}
                                                      | {"id": 8, "trouble": "what would not"}
+    {"id": 9, "do": "signal", "token", "name",      -> {"id": 9, "done": true}: once for each order
+     "order"}                                        | {"id": 9, "trouble": "why not"}
     {"id": 10, "do": "enter", "token", "argv",      -> {"id": 10, "entered": pid}, with descriptors:
      "env", "terminal", "rows", "columns"}             a terminal, or stdin, stdout and stderr
                                                      | {"id": 10, "refused": "code: why"}
@@ -316,6 +318,9 @@ class Server:
                 self.holder.stop(request["token"], request["grace_s"])
             case "freeze" | "thaw" as what:
                 trouble = getattr(self.holder, what)(request["token"])
+                return {"trouble": trouble} if trouble else {"done": True}
+            case "signal":
+                trouble = self.holder.signal(request["token"], request["name"], request["order"])
                 return {"trouble": trouble} if trouble else {"done": True}
             case "forget":
                 self.holder.forget(request["token"])

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skep_services.agent import proc, runner_freeze
+from skep_services.agent import proc, runner_freeze, runner_signal
 from skep_services.agent.runner_enclosure import Enclosure
 from skep_services.agent.runner_ends import Ends
 from skep_services.agent.runner_launch import NotStarted, not_written
@@ -279,6 +279,26 @@ class Holder:
         if not trouble and run.known.frozen:
             self._note(self._record.thawed, run.known)
         return trouble
+
+    def signal(self, token: str, name: str, order: int) -> str:
+        """Give a run a signal, once for each order; return why it has none, or an empty text."""
+        run, number = self.live.get(token), runner_signal.number_of(name)
+        if run is None or run.stopping or run.main_gone:
+            return "its process has ended, or is being ended"
+        if number is None:
+            return f"there is no signal {name!r}"
+        if order <= run.known.signalled:
+            return ""
+        self.reap()
+        try:
+            self._record.signalled(run.known, order)
+        except OSError as error:
+            return f"the record cannot be written: {error}"
+        members = [one for one in self._members(run) if one.sid not in run.sessions]
+        found = runner_signal.uppermost(run.known.pid, members, number)
+        if not sum(proc.send(one, number) for one in found):
+            return f"none of its processes has a handler for SIG{name}"
+        return ""
 
     def forget(self, token: str) -> None:
         """Drop an ended run. Unknown runs are fine, living ones stay."""

@@ -5,6 +5,7 @@
                                                     is executed
     {"started": TOKEN, "pid": N, "ticks": N, "at": NS}
     {"not_started": TOKEN}                          it could not be executed: it may be tried again
+    {"signalled": TOKEN, "order": N}                written before the signal of this order is sent
     {"frozen": TOKEN, "group": PATH or ""} {"thawed": TOKEN}    written before it is done
     {"exited": TOKEN, "code": N or null, "leftovers": N, "left": [TEXT], "asked": BOOL,
      "at": NS, "exceeded": TEXT}                (without it: nothing)
@@ -35,8 +36,9 @@ class Known:
     `mark` is the number its processes carry (see `proc.marked`). `asked`: it was told to end before
     its main process had; after the runner's death that is known only of what had ended by then.
     `group` is the control group that its tree was put into, if any; it stays in it when thawed.
-    `about` is what its enclosure has to know of it later. `exceeded` is the bound that ended it: a
-    code, and what it means in words.
+    `signalled` is the order of the latest signal that it was given; 0: of none. `about` is what its
+    enclosure has to know of it later. `exceeded` is the bound that ended it: a code, and what it
+    means in words.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Known:
         self.ended_at = 0
         self.frozen = False
         self.group = ""
+        self.signalled = 0
         self.left: list[str] = []
         self.exceeded = ""
         self.about = dict(about or {})
@@ -78,6 +81,8 @@ class Known:
         ]
         if self.pid:
             lines.append({"started": token, "pid": self.pid, "ticks": self.ticks, "at": self.at})
+        if self.signalled:
+            lines.append({"signalled": token, "order": self.signalled})
         if self.group or self.frozen:
             lines.append({"frozen": token, "group": self.group})
         if self.group and not self.frozen:
@@ -167,6 +172,11 @@ class Record:
         """Note that it could not be executed: the token is free again."""
         del self.runs[token]
         self._append({"not_started": token})
+
+    def signalled(self, known: Known, order: int) -> None:
+        """Note that the signal of an order is about to be sent to it."""
+        known.signalled = order
+        self._append({"signalled": known.token, "order": order})
 
     def frozen(self, known: Known, group: str) -> None:
         """Note that its tree is about to be frozen.
@@ -260,6 +270,8 @@ class Record:
         elif "started" in line:
             known = self.runs[line["started"]]
             known.pid, known.ticks, known.at = line["pid"], line["ticks"], line["at"]
+        elif "signalled" in line:
+            self.runs[line["signalled"]].signalled = line["order"]
         elif "frozen" in line:
             known = self.runs[line["frozen"]]
             known.frozen, known.group = True, line["group"]

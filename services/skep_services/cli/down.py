@@ -183,14 +183,13 @@ def _wipe(home: str) -> None:
     """Delete what `up` made. Anything else in the folder is not ours and stays."""
     import shutil
 
-    from skep_services.supervisor.table import ACCESS, NATS, SERVICES, VAULT
+    from skep_services.supervisor.table import ACCESS, NATS, NOTIFIER, SERVICES, VAULT
 
     for name in os.listdir(home):
         path = os.path.join(home, name)
         # Every process that was kept up has its log in its folder, whatever it was called.
-        ours = name in (NATS, *SERVICES, VAULT, ACCESS, folder.CHECKPOINTS) or os.path.exists(
-            os.path.join(path, "service.log")
-        )
+        known = (NATS, *SERVICES, VAULT, ACCESS, NOTIFIER, folder.CHECKPOINTS)
+        ours = name in known or os.path.exists(os.path.join(path, "service.log"))
         if ours and os.path.isdir(path):
             shutil.rmtree(path, ignore_errors=True)
     for name in WIPED:

@@ -115,6 +115,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "what may order a virtual cluster's jobs, with options and source",
         ),
         "secret": ("secrets", "set | ls | rm: values that jobs get and nobody else reads"),
+        "notify": (
+            "notices",
+            "ls | test: targets that jobs notify, and the messages that were sent",
+        ),
         "cells": ("cells", "replay: rehearse what jobs, failures and changes would do"),
     },
     "simulation": {

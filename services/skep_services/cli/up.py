@@ -72,6 +72,11 @@ def options_up(parser: ArgumentParser) -> None:
         const=True,
         help="have people with roles and tokens (`skep user`) from now on",
     )
+    parser.add_argument(
+        "--notify",
+        metavar="FILE",
+        help="notify people of their jobs, by the targets in this file (skep notify)",
+    )
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
     up_slurm.options(parser)
     parser.epilog = (
@@ -157,6 +162,7 @@ def _wishes(arguments: Namespace) -> Wishes:
             policy=arguments.policy,
             secrets=arguments.secrets,
             people=arguments.people,
+            notify=_notify_file(arguments.notify),
         )
         if not arguments.cluster:
             return given
@@ -173,9 +179,31 @@ def _wishes(arguments: Namespace) -> Wishes:
             policy=given.policy,
             secrets=given.secrets,
             people=given.people,
+            notify=given.notify,
         )
     except config.ConfigError as error:
         raise CommandError(exits.USAGE, str(error), "bad-value") from None
+
+
+def _notify_file(name: str | None) -> str | None:
+    """Return the full path of the operator's file of targets, having read it.
+
+    Raises:
+        CommandError: It cannot be used.
+    """
+    if not name:
+        return name  # Empty: no notices from now on.
+    from pathlib import Path
+
+    from skep_services.notifier.settings import read
+    from skep_services.service import ConfigurationError
+
+    try:
+        read(Path(name))
+    except ConfigurationError as error:
+        text = str(error).replace("SKEP_NOTIFY: ", "--notify: ", 1)
+        raise CommandError(exits.USAGE, text, "bad-value") from None
+    return os.path.realpath(name)
 
 
 def _cluster_file(name: str) -> Any:

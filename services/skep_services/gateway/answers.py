@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from skep.wire.links import Link
+from skep.wire.notices import MessageShown, TargetShown
 from skep_services.gateway.rows import (
     Asked,
     Attempt,
@@ -642,6 +643,27 @@ class SecretKey(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     places: Any
+
+
+class NoticeList(msgspec.Struct, frozen=True, kw_only=True):
+    """The targets that jobs may notify, and the latest messages, those that wait first.
+
+    `mail` and `webhooks`: whether jobs may name addresses and URLs of their own.
+    """
+
+    targets: list[TargetShown]
+    messages: list[MessageShown]
+    waiting: int
+    mail: bool
+    webhooks: bool
+
+
+class NoticeTested(msgspec.Struct, frozen=True, kw_only=True):
+    """A test that a target took."""
+
+    target: str
+    vc: str
+    sent: bool
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True):

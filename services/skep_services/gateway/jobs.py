@@ -209,6 +209,15 @@ class Jobs:
         done = await self._submitter.ask(caller, job, name, options)
         return json_response(done.body, done.status)
 
+    async def have_back(self, caller: Caller, job: Job) -> None:
+        """Ask for the return of a job that was suspended because it did nothing.
+
+        Raises:
+            ApiError: The caller may not change it (403), or it cannot return (409).
+        """
+        check(Action.CHANGE, caller, job.row.vc, job.row.owner)
+        await self._submitter.ask(caller, job, "resume", {})
+
     async def requeue(self, request: web.Request) -> web.StreamResponse:
         """Submit an ended job again, as a new job of the caller; answer that one's verdict.
 

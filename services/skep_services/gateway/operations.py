@@ -37,6 +37,7 @@ from skep_services.gateway.jobs import WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody
+from skep_services.gateway.notices import TestBody
 from skep_services.gateway.promises import NEWEST, OUTCOMES
 from skep_services.gateway.requeue import Requeue
 from skep_services.gateway.rows import ACTIVE, ENDED
@@ -815,6 +816,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/v1/secrets/{scope}/{owner}/{name}"): Operation(
         tag="secrets", text="Take a secret back.", answer=answers.Secret, errors=(400, 404, 503)
     ),
+    # --- notices ---
+    ("GET", "/v1/notices"): get(
+        "notices",
+        "List the targets that jobs may notify, and the latest messages.",
+        answers.NoticeList,
+        VC,
+        errors=(400, 409, 502),
+    ),
+    ("POST", "/v1/notices/test"): post(
+        "notices",
+        "Send a test to a target.",
+        answers.NoticeTested,
+        body=TestBody,
+        example={"target": "team-chat", "vc": "default"},
+        errors=(400, 409, 422, 502),
+    ),
 }
 """The operations by method and path. Changes of jobs have a path each, where the route has one."""
 
@@ -828,5 +845,6 @@ TAGS = {
     "people": "People, their roles and tokens.",
     "nodes": "Nodes and servers that join.",
     "secrets": "Sealed values for jobs.",
+    "notices": "Mail, chats and webhooks about jobs.",
     "code": "Folders that travel with jobs.",
 }

@@ -79,6 +79,8 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/code/{vc}"): Action.SUBMIT,
     ("POST", "/v1/code/{vc}"): Action.SUBMIT,
     ("PUT", "/v1/code/{vc}/{digest}"): Action.SUBMIT,
+    ("GET", "/v1/notices"): Action.SEE_JOBS,
+    ("POST", "/v1/notices/test"): Action.SUBMIT,
     ("GET", "/v1/secrets/key"): Action.MANAGE_SECRETS,
     ("GET", "/v1/secrets/{scope}/{owner}"): Action.MANAGE_SECRETS,
     ("PUT", "/v1/secrets/{scope}/{owner}/{name}"): Action.MANAGE_SECRETS,

@@ -36,6 +36,7 @@ from skep_services.gateway.logs import Logs
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import Model
 from skep_services.gateway.models import Models, ModelsView
+from skep_services.gateway.notices import Notices
 from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
@@ -285,6 +286,8 @@ class Gateway:
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer, self.people.note)
         await submitter.listen()
         submitter.check_code = self.code.check
+        notices = Notices(self._bus)
+        submitter.check_notices = notices.check
         estimates = Estimates(indexer, self.models.calibration, clock)
         drafts = Drafts(self._bus, indexer, clock, estimates)
         jobs = Jobs(indexer, watch, submitter, metrics, clock, drafts)
@@ -323,6 +326,7 @@ class Gateway:
                 *self.people.routes(),
                 *self.secrets.routes(),
                 *self.code.routes(),
+                *notices.routes(),
                 *Outputs(self._bus, jobs).routes(),
                 *Caches(self._bus, indexer.fold).routes(),
                 *Volumes(indexer).routes(),

@@ -118,7 +118,7 @@ class Terminals:
             placed = _placed(job, wanted) if isinstance(wanted, Open) else wanted
             if isinstance(wanted, Over) or isinstance(placed, Over):
                 assert isinstance(placed, Over)
-                await session.over(placed)
+                await session.over(await self._returning(caller, job, placed))
                 return
             try:
                 await self._note(caller, ACTIONS[wanted.what], _target(placed, wanted), job.row.vc)
@@ -129,6 +129,23 @@ class Terminals:
             await session.join(placed, wanted)
         except (ConnectionError, TimeoutError):
             pass  # The client has gone; the agent is told when the session is left.
+
+    async def _returning(self, caller: Caller, job: Job, over: Over) -> Over:
+        """Return why there is no session, having asked for the return of a job that was idle."""
+        if over.reason != Reason.JOB_SUSPENDED or job.row.why != Reason.IDLE:
+            return over
+        name = job.row.job
+        try:
+            await self._jobs.have_back(caller, job)
+        except ApiError as error:
+            said = error.body["error"]
+            text = f"{name} did nothing and gave its GPUs back; it cannot return: {said['text']}"
+        else:
+            text = (
+                f"{name} did nothing and gave its GPUs back. It was asked to return: try again "
+                f"once it runs (skep show {name})"
+            )
+        return Over(reason=over.reason, text=text)
 
 
 def admit(caller: Caller, job: Job) -> None:

@@ -122,7 +122,8 @@ def _about_changes(fact: Any) -> Line | None:
         case changes.JobChanged(attempt=attempt, goal=goal, result=result, why=why):
             more = " and its GPUs given back" if fact.released else ""
             pause = f" after a pause of {fact.pause_ns / 1e6:.0f} ms" if fact.pause_ns else ""
-            text = f"{goal} {result}{more} at mini-batch {fact.step}{pause}"
+            where = "" if goal is changes.Goal.WARN else f" at mini-batch {fact.step}"
+            text = f"{goal} {result}{more}{where}{pause}"
             return Line(f"{text}: {_why(why, fact.detail)}", attempt, reason=why)
         case _:
             return _about_moves(fact) or _about_sizes(fact)

@@ -215,7 +215,7 @@ def identities_of(file: ServerFile) -> list[str]:
     services = (*nats_access.SERVICES, nats_access.VAULT)
     own = [service_identity(file, service) for service in services]
     people = (nats_access.OPERATOR, nats_access.BOOTSTRAP, nats_access.DOOR, nats_access.CLAIMS)
-    return [*people, *own]
+    return [*people, nats_access.NOTIFIER, *own]
 
 
 def service_identity(file: ServerFile, service: str) -> str:

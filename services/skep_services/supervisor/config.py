@@ -149,6 +149,8 @@ class Cluster(msgspec.Struct, kw_only=True):
     """Whether it keeps secrets: then the vault runs."""
     people: bool = False
     """Whether it has people: then the access service runs."""
+    notify: str = ""
+    """The operator's file of targets: with one the notifier runs."""
     retention: Retention = Retention()
     supervisor: Running = msgspec.field(default_factory=Running)
 
@@ -193,6 +195,7 @@ class Wishes(msgspec.Struct, kw_only=True, frozen=True):
     policy: str | None = None
     secrets: bool | None = None
     people: bool | None = None
+    notify: str | None = None
     node_list: tuple[NodeConfig, ...] | None = None
     retention: Retention | None = None
 
@@ -338,6 +341,7 @@ def settle(
     return Cluster(
         secrets=kept if wishes.secrets is None else wishes.secrets,
         people=peopled if wishes.people is None else wishes.people,
+        notify=(before.notify if before else "") if wishes.notify is None else wishes.notify,
         tenants=tenants,
         nats=nats,
         gateway=gateway,
@@ -438,6 +442,7 @@ RESERVED_NAMES = (
     "searches",
     "vault",
     "nats",
+    "notifier",
     "lock",
 )
 """Folders and files of the state folder that a node's own folder must not be."""

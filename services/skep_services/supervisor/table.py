@@ -16,6 +16,8 @@ VAULT = "vault"
 """The service that only a cluster with secrets has."""
 ACCESS = "access"
 """The service that only a cluster with people has."""
+NOTIFIER = "notifier"
+"""The service that only a cluster with targets of notices has."""
 NATS = "nats"
 
 NOT_PASSED_ON = (
@@ -117,8 +119,13 @@ def cluster_plan(cluster: Cluster, home: str, nats_server: str) -> ClusterPlan:
             "SKEP_TOKENS": tokens_path(home),
             "SKEP_PEOPLE": "on" if cluster.people else "off",
         },
+        NOTIFIER: {"SKEP_NOTIFY": cluster.notify},
     }
-    only_here = (*((VAULT,) if cluster.secrets else ()), *((ACCESS,) if cluster.people else ()))
+    only_here = (
+        *((VAULT,) if cluster.secrets else ()),
+        *((ACCESS,) if cluster.people else ()),
+        *((NOTIFIER,) if cluster.notify else ()),
+    )
     return ClusterPlan(
         bus=bus,
         services=tuple(

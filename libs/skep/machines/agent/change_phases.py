@@ -22,7 +22,17 @@ from skep.machines.agent.change_progress import (
 from skep.machines.agent.devices import packed
 from skep.machines.agent.parts import PartState, Rank
 from skep.units import Instant
-from skep.wire.commands import Change, Checkpoint, Move, RankPlan, Resize, Resume, Share, Suspend
+from skep.wire.commands import (
+    Change,
+    Checkpoint,
+    Move,
+    RankPlan,
+    Resize,
+    Resume,
+    Share,
+    Suspend,
+    Warn,
+)
 from skep.wire.node import Manner, MemberChanged, NodeJoined
 from skep.wire.part_facts import PartChanged, Stand
 from skep.wire.reports import RankProgress
@@ -173,6 +183,8 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             return [Phase.THAW, *back, *shares]
         case Share():
             return _share_phases(part, drive, can, before)
+        case Warn():
+            return [*(before if part.stand is Stand.RUNNING else []), Phase.SIGNAL]
         case Resize() as change:
             here = [rank.plan.rank for rank in part.alive().values() if not rank.out]
             starts = [Phase.START] if any(plan.rank not in here for plan in change.ranks) else []

@@ -15,6 +15,7 @@ from skep.machines.agent.parts import (
     RunFrozen,
     RunHandled,
     RunRestored,
+    RunSignalled,
     RunThawed,
 )
 from skep.machines.agent.rank_processes import Voices
@@ -92,6 +93,8 @@ class Phase(StrEnum):
     EVICT = "evict"
     """The driver moves what a run has on its device into the host's memory."""
     RESTORE = "restore"
+    SIGNAL = "signal"
+    """Runs are given the signal before their time limit."""
 
 
 TOLD_IN = {
@@ -125,6 +128,7 @@ HANDLED: Mapping[type, Phase] = {
     RunThawed: Phase.THAW,
     RunEvicted: Phase.EVICT,
     RunRestored: Phase.RESTORE,
+    RunSignalled: Phase.SIGNAL,
 }
 """The phases that the runtime's answers end."""
 
@@ -352,6 +356,8 @@ def handled(drive: Drive, event: RunHandled) -> str:
             if drive.manner is Manner.UNCHANGED:
                 drive.detail = f"{drive.detail}; {trouble}"
             return trouble
+        case RunSignalled(trouble=trouble) if trouble:
+            drive.manner, drive.detail = Manner.UNCHANGED, drive.detail or trouble
         case _ if event.trouble:
             drive.detail = drive.detail or event.trouble
             if isinstance(event, RunFrozen) and drive.manner is Manner.FROZEN:

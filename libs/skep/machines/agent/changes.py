@@ -9,6 +9,7 @@
                                                 of a suspended part: thaw · work, back by stay)
     resize      meet · start · work         (on several nodes first: meet · start · hold)
     share       share                           (one that stands is told when it goes on)
+    warn        signal
 
 Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
 it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
@@ -67,6 +68,7 @@ from skep.machines.agent.parts import (
     PartState,
     RestoreRun,
     RunHandled,
+    SignalRun,
     StopRun,
     StoreOpened,
     TellRank,
@@ -75,7 +77,7 @@ from skep.machines.agent.parts import (
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
 from skep.wire.bounds import DETAIL_MAX
-from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend
+from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend, Warn
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import ChangeTaken, ChangeTried, Stand
 from skep.wire.runs import RunExited, RunStarted
@@ -198,6 +200,10 @@ class Changes:
                 )
             case Phase.RESTORE:
                 self._call(*(RestoreRun(token) for token in alive))
+            case Phase.SIGNAL:
+                assert isinstance(drive.command.change, Warn)
+                name, order = drive.command.change.signal, drive.command.order
+                self._call(*(SignalRun(token, name, order) for token in alive))
             case _:
                 drive.past = False
                 self._number(key, drive)

@@ -17,6 +17,7 @@ from skep.machines.agent.change_phases import apply_change
 from skep.machines.agent.change_progress import joining, newcomers
 from skep.machines.agent.changes import Changes
 from skep.machines.agent.devices import also_used, in_the_way, troubles
+from skep.machines.agent.idling import Idling
 from skep.machines.agent.parts import (
     NODE_FAULT,
     PEER_GRACE_S,
@@ -36,6 +37,7 @@ from skep.machines.agent.parts import (
     RunFrozen,
     RunHandled,
     RunRestored,
+    RunSignalled,
     RunsListed,
     RunThawed,
     StartRank,
@@ -146,6 +148,7 @@ class AgentMachine:
         asks the runtime. Ranks started since are not among them: the list may be older."""
         self.used: dict[int, int] = {}
         self.trouble: tuple[DeviceTrouble, ...] = ()
+        self.idling = Idling()
         """Devices' utilisation, in thousandths, and what they say is wrong with them: soft."""
         self.serial = 0
         """Numbers the tries to change a part: what ranks are told is fenced by it."""
@@ -167,7 +170,7 @@ class AgentMachine:
                 self._commanded(event, now)
             case RunStarted() | RunNotStarted() | RunExited() | RunsListed():
                 self._told_of_run(event, now)
-            case RunFrozen() | RunThawed() | RunEvicted() | RunRestored():
+            case RunFrozen() | RunThawed() | RunEvicted() | RunRestored() | RunSignalled():
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)
@@ -543,6 +546,7 @@ class AgentMachine:
             trouble=self.trouble,
             epoch=self.epoch_floor,
             building=self.building,
+            idle=self.idling.look(self.parts, self.progress, self.used, now),
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         profiles = self.profile_times.due(self.progress, now)

@@ -241,7 +241,25 @@ class RunRestored(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-RunHandled = RunFrozen | RunThawed | RunEvicted | RunRestored
+class SignalRun(msgspec.Struct, frozen=True):
+    """Call: give a run a signal, once for each order. Answered by RunSignalled.
+
+    It goes to the uppermost processes of the run that have a handler for it.
+    """
+
+    token: str
+    signal: str
+    order: int
+
+
+class RunSignalled(msgspec.Struct, frozen=True):
+    """A run has its signal, or `trouble` says why not."""
+
+    token: str
+    trouble: str = ""
+
+
+RunHandled = RunFrozen | RunThawed | RunEvicted | RunRestored | RunSignalled
 """What the runtime did to a run that lives on."""
 
 

@@ -117,6 +117,9 @@ def settle(tx: Transaction, job: JobState, now: Instant) -> None:
         return
     outbox.abandon(tx, job, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, job.attempt))
+    tx.soft.cancel_timer(timers.LimitWarning(job.job, job.attempt))
+    tx.soft.warnings.pop(job.job, None)
+    tx.soft.idle.pop((job.job, job.attempt), None)
     verdict = judge(job)
     if verdict.end is not None:
         tx.record(ended(job, verdict.end, verdict.why, now, verdict.detail))

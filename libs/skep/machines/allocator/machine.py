@@ -14,6 +14,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     cell_watch,
     deferring,
+    idling,
     intake,
     invariants,
     nodes,
@@ -166,6 +167,8 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.operator(tx, event, now)
         case Heartbeat():
             nodes.heartbeat(tx, event, now)
+            if event.idle:
+                idling.heard(tx, event, now)
         case NodeJoined():
             nodes.joined(tx, event, now)
         case NodeCleared():

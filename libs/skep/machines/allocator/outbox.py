@@ -36,6 +36,8 @@ PREEMPT_GRACE_S = 5.0
 def limit(tx: Transaction, job: JobState, now: Instant) -> None:
     """Arm the time limit of an attempt that runs; what it was suspended for does not count.
 
+    Likewise the signal that comes before it, if it has not come in this attempt.
+
     Args:
         tx: A timer is set, in place of an earlier one; none if the job has no limit.
         job: It runs.
@@ -46,6 +48,10 @@ def limit(tx: Transaction, job: JobState, now: Instant) -> None:
         began_at = min(after(job.ran_at, Duration(job.suspended_ns)), now)
         ends_at = after(began_at, seconds(job.spec.limits.time))
         tx.soft.set_timer(timers.TimeLimit(job.job, job.attempt), ends_at)
+        warn = job.spec.limits.warn
+        if warn is not None and isinstance(warn.before, int) and not job.warned:
+            at = Instant(ends_at - seconds(warn.before))
+            tx.soft.set_timer(timers.LimitWarning(job.job, job.attempt), at)
 
 
 # --- commands ----------------------------------------------------------------------------------
@@ -248,7 +254,14 @@ def _bind_command(
         login=job.spec.runtime.login if job.spec.runtime is not None else "",
         mounts=job.spec.mounts,
         gpu_share=job.spec.resources.share,
+        idle_s=_idle_s(state, job.spec),
     )
+
+
+def _idle_s(state: ClusterState, spec: JobSpec) -> int:
+    """Return after how long of doing nothing an agent is to say so; 0: never."""
+    vc = state.cells.cluster.vcs.get(spec.vc)
+    return vc.idle.suspend_after if vc is not None and vc.idle is not None else 0
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:

@@ -185,6 +185,10 @@ class Soft:
         self.predicted: dict[Sizes, tuple[Predicted, ...]] = {}
         """What they predict, as far as it was asked since they changed."""
 
+        self.idle: dict[tuple[str, int], dict[str, Instant]] = {}
+        """By job and attempt: when each node last said that its part does nothing."""
+        self.warnings: dict[str, int] = {}
+        """By job: the attempt whose ranks are due a signal, as its time limit is near."""
         self.resolving: dict[str, None] = {}
         """Deferred jobs for which something that they waited for has come, or may have."""
         self.leave_at: Instant | None = None

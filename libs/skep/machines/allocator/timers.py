@@ -42,6 +42,17 @@ class TimeLimit(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
         return "", self.job, self.attempt, 0
 
 
+class LimitWarning(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """An attempt is so near its time limit that its ranks are to be given a signal."""
+
+    job: str
+    attempt: int
+
+    def order(self) -> TimerOrder:
+        """Return its place among the timers of its instant: before the limit itself."""
+        return "", self.job, self.attempt, -1
+
+
 class SuccessorDeadline(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """A successor has to be ready, or to have the state of its source."""
 
@@ -75,5 +86,7 @@ class BeginTime(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
         return "", self.job, 0, 2
 
 
-Timer = Resend | ClearNode | TimeLimit | SuccessorDeadline | YieldDeadline | BeginTime
+Timer = (
+    Resend | ClearNode | TimeLimit | LimitWarning | SuccessorDeadline | YieldDeadline | BeginTime
+)
 """All of them. A timer is told apart by its class, and set again if it is equal."""

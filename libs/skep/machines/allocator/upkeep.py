@@ -13,12 +13,13 @@ from skep.machines.allocator import (
     settings,
     windows,
 )
-from skep.machines.allocator.changes import migration
+from skep.machines.allocator.changes import migration, warning
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.soft import Soft
 from skep.machines.allocator.timers import (
     BeginTime,
     ClearNode,
+    LimitWarning,
     Resend,
     SuccessorDeadline,
     TimeLimit,
@@ -106,6 +107,8 @@ def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
             job = tx.state.jobs.get(name)
             if job is not None and job.attempt == attempt and job.state is State.RUNNING:
                 outbox.stop(tx, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
+        case LimitWarning(name, attempt):
+            warning.due(tx, name, attempt, now)
         case SuccessorDeadline(name, attempt):
             job = tx.state.jobs.get(name)
             if job is not None and job.succeeds(attempt):

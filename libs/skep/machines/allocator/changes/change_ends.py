@@ -12,7 +12,7 @@ from skep.machines.allocator.changes import ranks, resume_places
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import AskOver, AskTaken, JobChanged, Result
-from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Share, Suspend
+from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Share, Suspend, Warn
 from skep.wire.reasons import Reason
 
 DEADLINES_MS = {
@@ -22,6 +22,7 @@ DEADLINES_MS = {
     Move: 60_000,
     Resize: 300_000,
     Share: 30_000,
+    Warn: 30_000,
 }
 """What an agent gives the job's own side, from when it takes the command. A suspension waits for
 the mini-batch under way; state of some 100 GB is written or sent within the others. Ranks that join

@@ -16,7 +16,7 @@ from skep.machines.allocator.policies import policy_views
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant, after
 from skep.wire.changes import AskTaken, Goal, Result
-from skep.wire.commands import Checkpoint, Resume, Share, Suspend
+from skep.wire.commands import Checkpoint, Resume, Share, Suspend, Warn
 from skep.wire.reasons import Reason
 
 LEAVES_NODE = (Reason.MAINTENANCE, Reason.RESERVED_FOR_VC)
@@ -78,7 +78,7 @@ def give_way(
     """
     if job.state not in (State.BOUND, State.RUNNING, State.SUSPENDED):
         return False
-    if job.change is not None and isinstance(job.change.change, Share):
+    if job.change is not None and isinstance(job.change.change, Share | Warn):
         change_ends.close(tx, job, Result.OVERTAKEN, Reason.OVERTAKEN, now)
     change, can = job.change, job.can
     if change is not None and change.why in MAKES_ROOM and not memory:

@@ -28,10 +28,10 @@ from skep.cells.decide import placement
 from skep.cells.holds import Placement
 from skep.ids import AttemptId, attempt_id
 from skep.ledger import attempts
-from skep.ledger.job_state import JobState, OpenChange, State, Successor
+from skep.ledger.job_state import ASKS_BACK, JobState, OpenChange, State, Successor
 from skep.ledger.state import ClusterState
 from skep.machines.allocator import outbox, settings, timers
-from skep.machines.allocator.changes import change_ends, rounds
+from skep.machines.allocator.changes import change_ends, rounds, warning
 from skep.machines.allocator.changes.rounds import Round
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.placement import job_cells, kept_nodes
@@ -313,11 +313,12 @@ def _sent(
         )
     )
     # A job that its tenant suspended stands on; one that only made room has room now.
-    stands = job.state is State.SUSPENDED and job.held is Reason.REQUESTED
+    stands = job.state is State.SUSPENDED and job.held in ASKS_BACK
     _tell(tx, job, Suspend(release=released) if stands else Resume(), now)
     for name in left:
         outbox.command(tx, name, job.job, source, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, source))
+    warning.moved(tx, job, source)
     tx.soft.cancel_timer(timers.SuccessorDeadline(job.job, job.attempt))
     if job.state is State.RUNNING:
         outbox.limit(tx, job, now)

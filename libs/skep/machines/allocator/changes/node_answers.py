@@ -26,7 +26,7 @@ from skep.machines.allocator.changes.suspension import Answers
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.changes import MemberAnswered, MemberLearned, Result
-from skep.wire.commands import Change, Checkpoint, Resize, Resume, Share, Suspend
+from skep.wire.commands import Change, Checkpoint, Resize, Resume, Share, Suspend, Warn
 from skep.wire.node import MemberChanged, MemberKnown, MemberLoaded, MemberReady
 
 
@@ -155,6 +155,14 @@ def _shared(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None
     change_ends.close(tx, job, result, job.change.why, now, detail=detail)
 
 
+def _warned(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:
+    """End the signal before the time limit, once every node has given it or said why not."""
+    assert job.change is not None, job
+    refused = "; ".join(suspension.refusals(told).values())
+    result = Result.UNDONE if refused else Result.DONE
+    change_ends.close(tx, job, result, job.change.why, now, detail=refused or job.change.detail)
+
+
 def _resized(tx: Transaction, job: JobState, told: Answers, now: Instant) -> None:
     """End a change of the size of a gang on one node."""
     resize_ends.conclude(tx, job, "; ".join(suspension.refusals(told).values()), now)
@@ -166,6 +174,7 @@ CONCLUDE: dict[type[Change], Callable[[Transaction, JobState, Answers, Instant],
     Checkpoint: suspension.stored,
     Share: _shared,
     Resize: _resized,
+    Warn: _warned,
 }
 """What concludes a round, by what was to be done in it. Moves and gangs that change their size on
 several nodes have rounds of their own (`migration`, `resizing_across_nodes`)."""

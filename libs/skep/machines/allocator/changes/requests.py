@@ -14,6 +14,7 @@ from skep.machines.allocator.changes import (
     parameter_servers,
     resizing,
     rounds,
+    warning,
 )
 from skep.machines.allocator.outcome import Refused
 from skep.machines.allocator.transaction import Transaction
@@ -119,6 +120,7 @@ def follow(tx: Transaction, job: JobState, now: Instant) -> None:
     """Begin what was asked for last, if nothing else is under way."""
     if packing.lower(tx, job, now):
         return
+    warning.follow(tx, job, now)
     asked = job.asked
     if asked is None or job.change is not None or job.state not in (State.RUNNING, State.SUSPENDED):
         return

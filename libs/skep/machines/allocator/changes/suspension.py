@@ -72,6 +72,9 @@ def suspended(tx: Transaction, job: JobState, told: Answers, now: Instant) -> No
             outbox.stop(tx, job, why, now, change.detail)
         elif why is Reason.UNPACKED and not job.released:
             making_room.stay_or_stop(tx, job, now, change.detail)
+        elif why is Reason.IDLE and not job.released:
+            # It would hold its GPUs for nothing, and could not even be looked into.
+            rounds.begin(tx, job, Goal.RESUME, Resume(), now, why=why, detail="it kept its GPUs")
 
 
 def _again(tx: Transaction, job: JobState, change: OpenChange, now: Instant, detail: str) -> None:
@@ -100,7 +103,7 @@ def _again(tx: Transaction, job: JobState, change: OpenChange, now: Instant, det
 def _wants_release(change: OpenChange) -> bool:
     """Return whether a suspension is to give back the GPUs."""
     asked = change.asked.ask if change.asked is not None else None
-    leaves = change.why in GIVES_WAY
+    leaves = change.why in (*GIVES_WAY, Reason.IDLE)
     return asked.release if isinstance(asked, AskSuspend) else leaves
 
 

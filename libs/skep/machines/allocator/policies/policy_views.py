@@ -19,7 +19,7 @@ from skep.cells.chain import ChainState
 from skep.cells.pools import Pool
 from skep.ledger import move_costs, pairs, sharing, trial_facts
 from skep.ledger.accounts import Account, VcPeople
-from skep.ledger.job_state import GIVES_WAY, JobState, State
+from skep.ledger.job_state import ASKS_BACK, GIVES_WAY, JobState, State
 from skep.ledger.state import ClusterState
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.policies import cell_views, job_rates, trial_limits
@@ -32,7 +32,6 @@ from skep.wire.advice import JobAdvice
 from skep.wire.changes import AskResume, Goal
 from skep.wire.cluster import FIFO
 from skep.wire.commands import Resume, Suspend
-from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
 
 FITS_MAX = 1000
@@ -367,7 +366,7 @@ def _phase(job: JobState) -> Phase | None:
 def goes_on(job: JobState) -> bool:
     """Return whether a suspended attempt goes on once there are GPUs for it."""
     resumes = job.asked is not None and isinstance(job.asked.ask, AskResume)
-    return resumes or job.held is not Reason.REQUESTED
+    return resumes or job.held not in ASKS_BACK
 
 
 def _leaves(job: JobState) -> bool:
