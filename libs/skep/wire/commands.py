@@ -72,7 +72,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     whose job it is; empty: it is the VC's. `secrets` and `secret_files` are names of secrets by
     variables, as in `JobSpec`: the agent asks the vault for their values. `code` is the snapshot
     that the job's folder has; `workdir` is then relative to that folder, and `outputs` to
-    `workdir`.
+    `workdir`. `stdin` is a file in the folder of `code`, or without one a full path: the standard
+    input of rank 0.
     """
 
     order: Count
@@ -108,6 +109,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     secret_files: Annotated[dict[Text, Token], Meta(max_length=LISTED_MAX)] = {}
     code: Short = ""
     outputs: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
+    stdin: Text = ""
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -239,7 +239,9 @@ class JobSpec(_Part, frozen=True):
     says which task a job is (`j7[3]`), and is given by admission alone. `code` is the digest of a
     snapshot: the job runs in a folder of its own that has it, and `workdir` is then relative to
     that folder. Clients write it in place of a folder's name. `outputs` are paths relative to
-    `workdir` that are kept when an attempt ends.
+    `workdir` that are kept when an attempt ends. `stdin` is the file that rank 0 reads as its
+    standard input: a path in the folder of `code`, or without one a full path on the nodes. With
+    both, and without `outputs`, `workdir` may be a full path too.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -279,6 +281,7 @@ class JobSpec(_Part, frozen=True):
     task: Short = ""
     code: Words = ""
     outputs: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    stdin: Words = ""
 
     @property
     def is_distributed(self) -> bool:

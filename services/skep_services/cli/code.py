@@ -82,7 +82,8 @@ def _taken(folder: str, arguments: Namespace) -> Taken:
         arguments.snapshots = {}
     taken: Taken | None = arguments.snapshots.get(folder)
     if taken is None:
-        taken = arguments.snapshots[folder] = take(folder)
+        taken = take(folder, beside=getattr(arguments, "beside", ()))
+        arguments.snapshots[folder] = taken
         if taken.skipped:
             say(f"code: {taken.skipped} sockets, pipes or devices in {folder} are left out")
     return taken

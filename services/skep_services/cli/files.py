@@ -57,7 +57,7 @@ def missing(tree: dict[str, Any]) -> list[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
     workdir, script, python = tree.get("workdir"), tree.get("script"), tree.get("python")
-    if tree.get("code"):
+    if tree.get("code") and not (isinstance(workdir, str) and workdir.startswith("/")):
         # Its files travel with it, and were looked for when they were taken.
         script = workdir = None
     if isinstance(workdir, str) and not os.path.isdir(workdir):

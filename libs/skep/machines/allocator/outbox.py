@@ -236,6 +236,7 @@ def _bind_command(
         secret_files=job.spec.secret_files,
         code=job.spec.code,
         outputs=job.spec.outputs,
+        stdin=job.spec.stdin,
     )
 
 
