@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 
 RUN_VARIABLE = "SKEP_RUN"
-TOKEN_VARIABLE = "JUPYTER_TOKEN"
+TOKEN_VARIABLE = "JUPYTER_TOKEN"  # noqa: S105 - a name
 TOKEN_BYTES = 24
 HOST = "127.0.0.1"
 PROGRAMS = ("jupyterlab", "jupyter_server")
@@ -164,7 +164,6 @@ def serve(python: str, idle_s: int) -> int:
         os.execv(python, [python, "-m", program, *options(port, idle_s)])  # noqa: S606 - no shell
     except OSError as error:
         return _said(f"{error.filename or python}: {error.strerror}", 1)
-    return 0
 
 
 def where(within_s: float = LISTENS_WITHIN_S) -> int:

@@ -37,9 +37,7 @@ def options_notebook(parser: ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", nargs="?", help="a notebook that runs")
     parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs (default 1)")
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
-    parser.add_argument(
-        "--name", default="notebook", help="the job's name (default notebook)"
-    )
+    parser.add_argument("--name", default="notebook", help="the job's name (default notebook)")
     parser.add_argument("--vc", help="virtual cluster")
     parser.add_argument("--time", metavar="TIME", help="limit, such as 90s, 15m, 2h")
     parser.add_argument(
@@ -153,6 +151,7 @@ def opened(client: Client, job: str, arguments: Namespace) -> int:
 
     Raises:
         CommandError: It is no notebook that runs.
+        _never_listened: A CommandError: it ended before it could be reached.
     """
     row = client.get(f"/v1/jobs/{quote(job)}")
     job, command = str(row["job"]), row["spec"].get("command")
@@ -227,7 +226,9 @@ def _listen(forwarder: Forwarder, port: int, wanted: int | None) -> int:
         return forwarder.listen(port, 0)
 
 
-def _watch_end(client: Client, job: str, forwarder: Forwarder) -> list[dict[str, Any] | CommandError]:
+def _watch_end(
+    client: Client, job: str, forwarder: Forwarder
+) -> list[dict[str, Any] | CommandError]:
     """Have the page end with its job; return where it is then noted how that ended."""
     ends: list[dict[str, Any] | CommandError] = []
 
