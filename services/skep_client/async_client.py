@@ -552,7 +552,9 @@ class AsyncClient:
     async def _stream(self, procedure: Stream) -> AsyncGenerator[Any, None]:
         said: Any = None
         pieces: AsyncIterator[bytes] = _nothing()
-        async with AsyncExitStack() as opened:
+        async with AsyncExitStack() as last:
+            last.callback(procedure.close)
+            opened = await last.enter_async_context(AsyncExitStack())
             while True:
                 try:
                     step = procedure.send(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -537,7 +537,7 @@ class Client:
     def _stream(self, procedure: Stream) -> Generator[Any, None, None]:
         said: Any = None
         pieces: Iterator[bytes] = iter(())
-        with ExitStack() as opened:
+        with closing(procedure), ExitStack() as opened:
             while True:
                 try:
                     step = procedure.send(said)
