@@ -135,6 +135,11 @@ class AsyncClient:
         """Return the address of the gateway in use."""
         return self._route.url
 
+    @property
+    def is_local(self) -> bool:
+        """Return whether the cluster was found by its state folder: its nodes are this machine."""
+        return self._target.local()
+
     async def close(self) -> None:
         """Drop the connections."""
         await self._http.aclose()

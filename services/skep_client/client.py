@@ -133,6 +133,11 @@ class Client:
         """Return the address of the gateway in use."""
         return self._route.url
 
+    @property
+    def is_local(self) -> bool:
+        """Return whether the cluster was found by its state folder: its nodes are this machine."""
+        return self._target.local()
+
     def close(self) -> None:
         """Drop the connections."""
         self._http.close()

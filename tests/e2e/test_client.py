@@ -163,7 +163,7 @@ def test_every_method_on_a_cluster(client: Client, tmp_path: Path) -> None:
     of_a_session = {("GET", "/v1/jobs/{job}/terminal")}
     assert used.asked | of_a_session == set(METHODS)
     public = {name for name in dir(Client) if not name.startswith("_")}
-    assert public == ON_CLUSTER | {"api", "close"}
+    assert public == ON_CLUSTER | {"api", "close", "is_local"}
 
 
 def _jobs(client: Client, folder: Path) -> None:
