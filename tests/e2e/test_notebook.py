@@ -101,7 +101,7 @@ def arguments_of_all_processes() -> bytes:
 def test_a_notebook_outlives_its_client_and_keeps_its_token(
     cluster: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = tmp_path / "jupyter_server"
+    stand_in = tmp_path / "jupyterlab"
     stand_in.mkdir()
     (stand_in / "__init__.py").touch()
     (stand_in / "__main__.py").write_text(JUPYTER)
