@@ -51,7 +51,7 @@ def options_run() -> ArgumentParser:
     parser.add_argument(
         "--python",
         metavar="PYTHON",
-        help="interpreter (default: this kernel's on a cluster of this machine, else the cluster's)",
+        help="interpreter (default: on a cluster of this machine the kernel's, else the cluster's)",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="submit only")
     return parser

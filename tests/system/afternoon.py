@@ -39,17 +39,23 @@ TRAIN = '''"""Fits a line by gradient descent; ranks wait for one another after 
 import json, os, random, sys, time
 
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-steps, rate = int(sys.argv[1]), float(sys.argv[2].split(",")[int(os.environ.get("SKEP_ARRAY_INDEX", 0))])
+steps, rates = int(sys.argv[1]), sys.argv[2].split(",")
+rate = float(rates[int(os.environ.get("SKEP_ARRAY_INDEX", 0))])
 state = json.load(open("start.json")) if os.path.exists("start.json") else {"step": 0, "w": 0.0}
 chance = random.Random(rank)
 os.makedirs("ckpt", exist_ok=True)
+
+def at(other):
+    path = f"at-{other}"
+    return int(open(path).read() or -1) if os.path.exists(path) else -1
+
 for step in range(state["step"], state["step"] + steps):
     x = chance.uniform(-1, 1)
     state["w"] -= rate * 2 * x * (state["w"] * x - 3.0 * x)
     delay = f"delay-{rank}"
     time.sleep(float(open(delay).read()) if os.path.exists(delay) else 0.0)
     open(f"at-{rank}", "w").write(str(step))
-    while any(int(open(f"at-{r}").read() or -1) < step if os.path.exists(f"at-{r}") else True for r in range(world)):
+    while min(at(each) for each in range(world)) < step:
         time.sleep(0.002)
     if rank == 0 and step % 10 == 0:
         print(f"step {step} loss {(state['w'] - 3.0) ** 2:.2e}", flush=True)
@@ -229,9 +235,8 @@ class Afternoon:
         """Find the slow rank, and make it a quick one."""
         self._do.note("it is slow: which rank keeps the others waiting?")
         for rank in (0, 1):
-            self._do.type(
-                f"skep exec --rank {rank} longer -- sh -c 'echo rank $RANK; cat delay-$RANK || true'"
-            )
+            command = "sh -c 'echo rank $RANK; cat delay-$RANK || true'"
+            self._do.type(f"skep exec --rank {rank} longer -- {command}")
         self._do.note("rank 1; it may be mended while it runs")
         self._do.type("skep exec --rank 1 longer -- sh -c 'echo 0 > delay-1; ls'")
         self._do.type("skep logs longer --tail 1")
