@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from skep_client.errors import BadCallError, SessionError, UnreachableError
 from skep_services.cli import exits, session
+from skep_services.cli.captured import Captured
 from skep_services.cli.client import Client, Target
 from skep_services.cli.connection import LostError
 from skep_services.cli.exits import CommandError
-from skep_services.cli.terminals import Captured
 
 SESSION_LOST = "session-lost"
 

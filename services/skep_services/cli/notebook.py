@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from skep_services.cli import exits, files, render, run, session, specs, submit
+from skep_services.cli.captured import Captured
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.forwarding import HOST, Forwarder
 from skep_services.cli.jobs import ended_text, poll, positive, seconds
 from skep_services.cli.options import Command, client_of, print_json, say
-from skep_services.cli.terminals import Captured
 
 PROCESS = ("python3", "-m", "skep_job.notebook")
 """What the job runs; it becomes Jupyter."""
