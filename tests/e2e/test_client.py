@@ -338,7 +338,7 @@ def test_what_is_refused_has_a_code_and_one_line(cluster: Embedded, client: Clie
     assert not_its.value.reason == "wrong-vc"
 
 
-def test_async_clients_do_several_things_at_once(cluster: Embedded) -> None:
+def test_async_clients_do_several_things_at_once(cluster: Embedded, tmp_path: Path) -> None:
     async def run() -> list[str]:
         async with AsyncClient(home=str(cluster.home), vc="vision") as client:
             made = await asyncio.gather(
@@ -356,6 +356,13 @@ def test_async_clients_do_several_things_at_once(cluster: Embedded) -> None:
                     break
             with pytest.raises(NotFoundError):
                 await client.why("j999999")
+            (tmp_path / "x").write_text("travels\n")
+            job = await client.submit(name="x", command="cat x; sleep 600", code=str(tmp_path))
+            assert await anext(client.logs(job, follow=True)) == "travels"
+            ran = await client.exec(job, ["cat", "-"], stdin=b"hello")
+            assert (ran.code, ran.stdout) == (0, "hello")
+            copied = await client.copy(job, "x", tmp_path / "copied")
+            assert copied.read_text() == "travels\n"
             return lines
 
     assert asyncio.run(run()) == ["0", "1", "2"]
