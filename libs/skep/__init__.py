@@ -11,7 +11,12 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_OF_THE_CLIENT = ("AsyncClient", "Client", "SkepError")
+_OF_THE_CLIENT = {
+    "AsyncClient": "skep_client",
+    "Client": "skep_client",
+    "SkepError": "skep_client",
+    "load_ipython_extension": "skep_client.magic",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +26,6 @@ def __getattr__(name: str) -> Any:
         AttributeError: It has no such name.
     """
     if name in _OF_THE_CLIENT:
-        return getattr(import_module("skep_client"), name)
+        return getattr(import_module(_OF_THE_CLIENT[name]), name)
     text = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(text)

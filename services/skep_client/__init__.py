@@ -20,12 +20,14 @@ from skep_client.errors import (
     NotFoundError,
     NotInTimeError,
     RefusedError,
+    SessionError,
     SkepError,
     TooManyError,
     UnauthorizedError,
     UnavailableError,
     UnreachableError,
 )
+from skep_client.sessions import Executed
 
 __all__ = [
     "AsyncClient",
@@ -34,6 +36,7 @@ __all__ = [
     "ChangeFailedError",
     "Client",
     "ConflictError",
+    "Executed",
     "ForbiddenError",
     "InvalidError",
     "JobSpec",
@@ -42,6 +45,7 @@ __all__ = [
     "NotInTimeError",
     "RefusedError",
     "SearchSpec",
+    "SessionError",
     "SkepError",
     "TooManyError",
     "UnauthorizedError",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -13,16 +14,19 @@ import httpx
 
 from skep.wire.changes import (
     AskCheckpoint,
+    AskHold,
     AskMigrate,
     AskPack,
     AskPriority,
+    AskRelease,
     AskResize,
     AskResume,
+    AskRetry,
     AskSuspend,
     AskUnpack,
 )
 from skep.wire.search import SearchSpec
-from skep_client import calls, steps
+from skep_client import calls, sessions, steps, transfers
 from skep_client.calls import Call, JobLike, Spec
 from skep_client.route import (
     BODY_BYTES_MAX,
@@ -37,16 +41,22 @@ from skep_client.route import (
     find,
     too_large,
 )
-from skep_client.steps import Next, Open, Out, Pause, Steps, Stream
+from skep_client.sessions import Executed
+from skep_client.steps import Do, Next, Open, Out, Pause, Steps, Stream
 from skep_services.gateway.answers import (
+    Blame,
     Cancelled,
     ChangeTaken,
+    CodeList,
     Curve,
     GpuRow,
     Health,
     JobDetail,
     NodeRow,
+    OutputList,
     Plan,
+    Report,
+    Requeued,
     SearchBegun,
     SearchCancelled,
     SearchDetail,
@@ -58,6 +68,7 @@ from skep_services.gateway.answers import (
     VcRow,
     VcUsage,
     WhatIf,
+    WhoAmI,
     Why,
 )
 from skep_services.gateway.rows import Asked, Event, Row
@@ -98,7 +109,8 @@ class AsyncClient:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._vc = vc or os.environ.get("SKEP_VC")
-        self._route = Route(find(api, token, ca, home), patience_s)
+        self._target = find(api, token, ca, home)
+        self._route = Route(self._target, patience_s)
         self._http = httpx.AsyncClient(
             headers=self._route.headers,
             transport=httpx.AsyncHTTPTransport(
@@ -123,6 +135,11 @@ class AsyncClient:
         """Return the address of the gateway in use."""
         return self._route.url
 
+    @property
+    def is_local(self) -> bool:
+        """Return whether the cluster was found by its state folder: its nodes are this machine."""
+        return self._target.local()
+
     async def close(self) -> None:
         """Drop the connections."""
         await self._http.aclose()
@@ -139,7 +156,7 @@ class AsyncClient:
             key: The same key makes the same job, however often it is submitted.
             more: Keys of the spec: `name=`, `command=`, `script=`, `resources=`, ...
         """
-        return await self._run(steps.submitted(spec, more, key, self._vc))
+        return await self._run(transfers.submitted(spec, more, key, self._vc))
 
     async def plan(self, spec: Spec | None = None, **more: Any) -> Plan:
         """Return what would become of a spec, without submitting it."""
@@ -154,18 +171,43 @@ class AsyncClient:
         owner: str | None = None,
         order: str | None = None,
         limit: int | None = None,
+        prefix: str | None = None,
+        user: str | None = None,
+        mine: bool = False,
+        labels: Mapping[str, str | None] | None = None,
+        tasks: bool = False,
+        array: JobLike | None = None,
     ) -> list[Row]:
         """Return jobs, one line of `skep ps` each.
 
         Args:
-            state: `active`, `ended`, `all`, or one state.
+            state: `active`, `ended`, `all`, or states with commas between them.
             vc: Those of one virtual cluster.
             name: Those of this name.
             owner: Those of one person.
             order: `submitted`, `newest` or `queue`.
             limit: At most so many, the newest.
+            prefix: Those whose id or name begins so.
+            user: Those of one person, or whose label `user` says so if no person did.
+            mine: Those of the caller, a person.
+            labels: Those with all of these labels; None: with any value.
+            tasks: The jobs of arrays' tasks, too.
+            array: The jobs of this array's tasks, and no other.
         """
-        call = calls.jobs(state=state, vc=vc, name=name, owner=owner, order=order, limit=limit)
+        call = calls.jobs(
+            state=state,
+            vc=vc,
+            name=name,
+            owner=owner,
+            order=order,
+            limit=limit,
+            prefix=prefix,
+            user=user,
+            mine=1 if mine else None,
+            label=calls.labels_of(labels),
+            tasks=1 if tasks else None,
+            array=None if array is None else calls.job_name(array),
+        )
         return (await self._call(call)).jobs
 
     async def job(self, job: JobLike) -> JobDetail:
@@ -204,6 +246,62 @@ class AsyncClient:
     async def trace(self, job: JobLike) -> Trace:
         """Return the spans of a job."""
         return await self._call(calls.trace(job))
+
+    async def blame(self, job: JobLike) -> Blame:
+        """Return where the time of a job went."""
+        return await self._call(calls.blame(job))
+
+    async def requeue(
+        self, job: JobLike, *, hold: bool = False, key: str | None = None
+    ) -> Requeued:
+        """Submit an ended job again, as a new job; `hold`: it waits for `release`."""
+        return await self._call(calls.requeue(job, calls.new_key(key), hold=hold))
+
+    async def exec(
+        self, job: JobLike, command: Sequence[str], *, rank: int = 0, stdin: bytes = b""
+    ) -> Executed:
+        """Run a command in a running job beside a rank, and wait for its end.
+
+        Args:
+            job: The job.
+            command: The program and its arguments.
+            rank: The rank: the command has its account, folder, variables and GPUs.
+            stdin: What the command reads.
+        """
+        return await self._execute(calls.job_name(job), command, rank, stdin)
+
+    # --- what jobs bring and leave ---------------------------------------------------------------
+
+    async def outputs(self, job: JobLike, *, attempt: int | None = None) -> OutputList:
+        """Return the files that the latest attempt of a job, or another one, keeps as outputs."""
+        return await self._call(calls.outputs(job, attempt))
+
+    async def copy(
+        self,
+        job: JobLike,
+        path: str,
+        to: str | os.PathLike[str] = ".",
+        *,
+        attempt: int | None = None,
+        node: str | None = None,
+    ) -> Path:
+        """Copy a file of a job here, verified by its SHA-256; return where it is.
+
+        Args:
+            job: The job.
+            path: The file, relative to the job's folder.
+            to: A file or a folder here.
+            attempt: One attempt; None: the latest.
+            node: The node that has it; None: the first one.
+        """
+        where = {"attempt": attempt, "node": node}
+        found = [each async for each in self._stream(transfers.copied(job, path, to, where))]
+        place: Path = found[0]
+        return place
+
+    async def code(self, vc: str) -> CodeList:
+        """Return the snapshots of code that a virtual cluster has."""
+        return await self._call(calls.code(vc))
 
     # --- changes of running jobs -----------------------------------------------------------------
 
@@ -244,6 +342,18 @@ class AsyncClient:
         ask = AskPriority(job=calls.job_name(job), priority=priority)
         return await self._call(calls.change(ask))
 
+    async def hold(self, job: JobLike) -> ChangeTaken:
+        """Have a job that waits not start before `release`."""
+        return await self._call(calls.change(AskHold(job=calls.job_name(job))))
+
+    async def release(self, job: JobLike) -> ChangeTaken:
+        """Let a job that is held start."""
+        return await self._call(calls.change(AskRelease(job=calls.job_name(job))))
+
+    async def retry(self, array: JobLike) -> ChangeTaken:
+        """Begin the failed tasks of an array anew."""
+        return await self._call(calls.change(AskRetry(job=calls.job_name(array))))
+
     async def wait_change(self, change: ChangeTaken, *, timeout_s: float | None = None) -> Asked:
         """Return a change once it is done.
 
@@ -278,7 +388,14 @@ class AsyncClient:
             yield each
 
     async def logs(
-        self, job: JobLike, *, rank: int = 0, attempt: int | None = None, follow: bool = False
+        self,
+        job: JobLike,
+        *,
+        rank: int = 0,
+        attempt: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        since_s: int | None = None,
     ) -> AsyncIterator[str]:
         """Yield the lines of a rank's output.
 
@@ -287,8 +404,12 @@ class AsyncClient:
             rank: The process of the gang.
             attempt: One attempt; None: the latest, and with `follow` those after it too.
             follow: Go on until the job has ended, also after a lost connection.
+            tail: Only the last lines, so many; not with `follow`.
+            since_s: Only what was written in the last seconds, so many; not with `follow`.
         """
-        async for each in self._stream(steps.log_lines(job, rank, attempt, follow=follow)):
+        async for each in self._stream(
+            steps.log_lines(job, rank, attempt, follow=follow, tail=tail, since_s=since_s)
+        ):
             yield each
 
     # --- searches --------------------------------------------------------------------------------
@@ -367,6 +488,14 @@ class AsyncClient:
         """Return a virtual cluster with its cells."""
         return await self._call(calls.usage(vc))
 
+    async def report(self, by: str | None = None, *, vc: str | None = None) -> Report:
+        """Return sums of GPU time and jobs; `by`: `vc`, `person`, `project`, `type`, `day`."""
+        return await self._call(calls.report(by=by, vc=vc))
+
+    async def whoami(self) -> WhoAmI:
+        """Return what the gateway takes the caller for."""
+        return await self._call(calls.whoami())
+
     async def health(self) -> Health:
         """Return whether every process is well."""
         return await self._call(calls.health())
@@ -407,17 +536,30 @@ class AsyncClient:
 
     async def _run(self, procedure: Steps[Result]) -> Result:
         try:
-            call = next(procedure)
+            step = next(procedure)
             while True:
-                call = procedure.send(await self._call(call))
+                step = procedure.send(await self._step(step))
         except StopIteration as end:
             result: Result = end.value
             return result
 
+    async def _step(self, step: Call[Any] | Do) -> Any:
+        if isinstance(step, Do):
+            return await asyncio.to_thread(step.work)
+        return await self._call(step)
+
+    async def _execute(self, job: str, command: Sequence[str], rank: int, stdin: bytes) -> Executed:
+        target, patience_s = self._target, self._route.patience_s
+        return await asyncio.to_thread(
+            sessions.execute, target, patience_s, job, command, rank, stdin
+        )
+
     async def _stream(self, procedure: Stream) -> AsyncGenerator[Any, None]:
         said: Any = None
         pieces: AsyncIterator[bytes] = _nothing()
-        async with AsyncExitStack() as opened:
+        async with AsyncExitStack() as last:
+            last.callback(procedure.close)
+            opened = await last.enter_async_context(AsyncExitStack())
             while True:
                 try:
                     step = procedure.send(said)
@@ -425,8 +567,8 @@ class AsyncClient:
                     return
                 said = None
                 match step:
-                    case Call():
-                        said = await self._call(step)
+                    case Call() | Do():
+                        said = await self._step(step)
                     case Open():
                         await opened.aclose()
                         pieces = await self._open(step, opened)

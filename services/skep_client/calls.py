@@ -10,11 +10,14 @@ import msgspec
 
 from skep.wire.changes import (
     AskCheckpoint,
+    AskHold,
     AskMigrate,
     AskPack,
     AskPriority,
+    AskRelease,
     AskResize,
     AskResume,
+    AskRetry,
     AskSuspend,
     AskUnpack,
 )
@@ -23,8 +26,12 @@ from skep.wire.spec import SPEC_BYTES_MAX, JobSpec
 from skep_client.errors import BadCallError
 from skep_services.cli.client import is_header_text, query, quote
 from skep_services.gateway.answers import (
+    Blame,
     Cancelled,
     ChangeTaken,
+    ChunksKept,
+    CodeKept,
+    CodeList,
     Curve,
     EventList,
     GpuList,
@@ -32,7 +39,11 @@ from skep_services.gateway.answers import (
     JobDetail,
     JobList,
     NodeList,
+    OutputDigest,
+    OutputList,
     Plan,
+    Report,
+    Requeued,
     SearchBegun,
     SearchCancelled,
     SearchDetail,
@@ -43,11 +54,14 @@ from skep_services.gateway.answers import (
     TrialTold,
     VcList,
     VcUsage,
+    WhoAmI,
     Why,
 )
 
 ANSWER_S = 30.0
 """The gateway gives up on the bus after 10 s; three times that is a gateway that hangs."""
+OUTPUTS_S, DIGEST_S, CODE_S = 60.0, 630.0, 120.0
+"""Nodes are asked for files, read large ones whole, and the bus keeps what is sent."""
 POLL_S = 30
 """How long one request waits at the gateway: below what proxies allow."""
 
@@ -74,6 +88,9 @@ ChangeAsk = (
     | AskPack
     | AskUnpack
     | AskPriority
+    | AskHold
+    | AskRelease
+    | AskRetry
 )
 
 
@@ -159,6 +176,11 @@ def plan(spec: Spec) -> Call[Plan]:
     return Call(method="POST", path="/v1/plan", answer=Plan, body=encoded(spec, "the spec"))
 
 
+def labels_of(labels: Mapping[str, str | None] | None) -> list[str]:
+    """Return labels as a query names them: `KEY=VALUE`, or `KEY` for any value."""
+    return [key if value is None else f"{key}={value}" for key, value in (labels or {}).items()]
+
+
 def jobs(**wanted: Any) -> Call[JobList]:
     """List jobs."""
     return Call(method="GET", path=query("/v1/jobs", **wanted), answer=JobList)
@@ -189,6 +211,51 @@ def change(ask: ChangeAsk) -> Call[ChangeTaken]:
     tree.pop("job")
     body = encoded(tree, "the request")
     return Call(method="POST", path=of_job(ask.job, f"/{verb}"), answer=ChangeTaken, body=body)
+
+
+def requeue(name: JobLike, key: str, *, hold: bool) -> Call[Requeued]:
+    """Submit an ended job again."""
+    return Call(
+        method="POST",
+        path=of_job(name, "/requeue"),
+        answer=Requeued,
+        body=encoded({"hold": True} if hold else {}, "the request"),
+        headers={"Idempotency-Key": key},
+    )
+
+
+def outputs(name: JobLike, attempt: int | None) -> Call[OutputList]:
+    """Ask for the files that an attempt left."""
+    path = query(of_job(name, "/outputs"), attempt=attempt)
+    return Call(method="GET", path=path, answer=OutputList, wait_s=OUTPUTS_S)
+
+
+def output_digest(name: JobLike, asked: Mapping[str, Any]) -> Call[OutputDigest]:
+    """Ask for the SHA-256 of a file of an attempt."""
+    path = query(of_job(name, "/outputs/digest"), **asked)
+    return Call(method="GET", path=path, answer=OutputDigest, wait_s=DIGEST_S)
+
+
+def code(vc: str) -> Call[CodeList]:
+    """Ask which snapshots of code a virtual cluster has."""
+    return Call(method="GET", path=f"/v1/code/{quote(vc)}", answer=CodeList)
+
+
+def keep_code(vc: str, digest: str, raw: bytes) -> Call[CodeKept]:
+    """Hand in the list of a snapshot's chunks."""
+    path = f"/v1/code/{quote(vc)}/{digest}"
+    return Call(method="PUT", path=path, answer=CodeKept, body=raw, wait_s=CODE_S)
+
+
+def keep_chunks(vc: str, body: bytes) -> Call[ChunksKept]:
+    """Hand in chunks of snapshots."""
+    path = f"/v1/code/{quote(vc)}"
+    return Call(method="POST", path=path, answer=ChunksKept, body=body, wait_s=CODE_S)
+
+
+def blame(name: JobLike) -> Call[Blame]:
+    """Ask where the time of a job went."""
+    return Call(method="GET", path=of_job(name, "/blame"), answer=Blame)
 
 
 def why(name: JobLike, *, what_if: bool) -> Call[Why]:
@@ -299,6 +366,16 @@ def vcs() -> Call[VcList]:
 def usage(vc: str) -> Call[VcUsage]:
     """Ask for the cells of a virtual cluster."""
     return Call(method="GET", path=f"/v1/vcs/{quote(vc)}/usage", answer=VcUsage)
+
+
+def whoami() -> Call[WhoAmI]:
+    """Ask what the gateway takes the caller for."""
+    return Call(method="GET", path="/v1/whoami", answer=WhoAmI)
+
+
+def report(**wanted: Any) -> Call[Report]:
+    """Ask for sums of GPU time and jobs."""
+    return Call(method="GET", path=query("/v1/report", **wanted), answer=Report)
 
 
 def health() -> Call[Health]:

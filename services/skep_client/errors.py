@@ -62,6 +62,10 @@ class ChangeFailedError(SkepError):
     """A change of a running job was not done; the job is as it was, or has ended."""
 
 
+class SessionError(SkepError):
+    """A command in a job was not run, or the session was lost and the command is ended."""
+
+
 class RefusedError(SkepError):
     """The gateway refused a request.
 

@@ -7,7 +7,7 @@ the caller's thread, `AsyncClient` in its event loop. Nothing is sent or waited 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,20 +18,15 @@ from skep_client import calls
 from skep_client.calls import POLL_S, Call, JobLike, Spec
 from skep_client.errors import (
     BAD_ANSWER,
+    UNREACHABLE,
     BadAnswerError,
     BadCallError,
     ChangeFailedError,
     NotInTimeError,
+    UnreachableError,
 )
 from skep_services.cli.client import EventParser, query, quote
-from skep_services.gateway.answers import (
-    ChangeTaken,
-    JobDetail,
-    Plan,
-    SearchDetail,
-    Submitted,
-    VcList,
-)
+from skep_services.gateway.answers import ChangeTaken, JobDetail, Plan, SearchDetail, VcList
 from skep_services.gateway.rows import ENDED, Asked, Event, State
 
 Result = TypeVar("Result")
@@ -65,36 +60,33 @@ class Pause(msgspec.Struct, frozen=True):
     """Wait a moment before the next try."""
 
 
+class Do(msgspec.Struct, frozen=True):
+    """Do what may take a while on this machine, such as reading a folder; its result comes back."""
+
+    work: Callable[[], Any]
+
+
 class Out(msgspec.Struct, frozen=True):
     """Give something to the caller."""
 
     value: Any
 
 
-Steps = Generator[Call[Any], Any, Result]
+Steps = Generator[Call[Any] | Do, Any, Result]
 """Requests whose answers lead to a result."""
-Stream = Generator[Call[Any] | Open | Next | Pause | Out, Any, None]
+Stream = Generator[Call[Any] | Do | Open | Next | Pause | Out, Any, None]
 """Requests and readings that give the caller one thing after the other."""
 
 
-def submitted(
-    spec: Spec | None, more: Mapping[str, Any], key: str | None, vc: str | None
-) -> Steps[Submitted]:
-    """Submit a spec, or what the keywords `more` say; in `vc`, or the only VC, if it names none."""
-    whole = yield from _whole(spec, more, vc)
-    answer: Submitted = yield calls.submit(whole, calls.new_key(key))
-    return answer
-
-
 def planned(spec: Spec | None, more: Mapping[str, Any], vc: str | None) -> Steps[Plan]:
-    """Ask what would become of a spec, which is made up as `submitted` does."""
-    whole = yield from _whole(spec, more, vc)
+    """Ask what would become of a spec, which is made up as for a submission."""
+    whole = yield from whole_of(spec, more, vc)
     answer: Plan = yield calls.plan(whole)
     return answer
 
 
-def _whole(spec: Spec | None, more: Mapping[str, Any], vc: str | None) -> Steps[dict[str, Any]]:
-    """Return the spec with its VC.
+def whole_of(spec: Spec | None, more: Mapping[str, Any], vc: str | None) -> Steps[dict[str, Any]]:
+    """Return the spec, or what the keywords `more` say; in `vc`, or the only VC, if it names none.
 
     Raises:
         BadCallError: The spec is none, or names no VC where there are several.
@@ -263,12 +255,23 @@ def _event(data: str) -> Event:
         raise BadAnswerError(BAD_ANSWER, text) from None
 
 
-def log_lines(job: JobLike, rank: int, attempt: int | None, *, follow: bool) -> Stream:
+def log_lines(
+    job: JobLike,
+    rank: int,
+    attempt: int | None,
+    *,
+    follow: bool,
+    tail: int | None = None,
+    since_s: int | None = None,
+) -> Stream:
     """Give the lines of a rank's output: those there are, or all until the job has ended.
 
     Raises:
-        BadCallError: There is no such rank or attempt.
+        BadCallError: There is no such rank or attempt, or what is followed is to be cut.
     """
+    if follow and not (tail is None and since_s is None):
+        text = "tail= and since_s= are for what there is: a log that is followed comes whole"
+        raise BadCallError(text)
     if not isinstance(rank, int) or rank < 0:
         text = f"rank={rank!r}: a whole number, 0 or more"
         raise BadCallError(text)
@@ -281,7 +284,8 @@ def log_lines(job: JobLike, rank: int, attempt: int | None, *, follow: bool) -> 
     row: JobDetail = yield calls.job(job)
     if not row.attempt and not row.attempts:
         return  # It was never started.
-    yield from _attempt(row.job, rank, attempt or "latest", follow=False)
+    cut = {"tail": tail, "since_s": since_s}
+    yield from _attempt(row.job, rank, attempt or "latest", follow=False, **cut)
 
 
 def _followed(job: JobLike, rank: int, only: int | None) -> Stream:
@@ -298,13 +302,21 @@ def _followed(job: JobLike, rank: int, only: int | None) -> Stream:
         row = yield calls.job_once(row.job, "ended", BETWEEN_ATTEMPTS_S)
 
 
-def _attempt(job: str, rank: int, attempt: int | str, *, follow: bool) -> Stream:
-    """Give the lines of one attempt. After a lost connection it goes on at the same byte."""
+def _attempt(job: str, rank: int, attempt: int | str, *, follow: bool, **cut: int | None) -> Stream:
+    """Give the lines of one attempt. After a lost connection it goes on at the same byte.
+
+    What is `cut` begins elsewhere than at byte 0, and is not gone on with.
+
+    Raises:
+        UnreachableError: The connection was lost amid what is cut.
+    """
+    is_cut = any(value is not None for value in cut.values())
     offset, rest = 0, b""
     path = f"/v1/jobs/{quote(job)}/logs"
     while True:
         more = offset or None
-        yield Open(query(path, rank=rank, attempt=attempt, follow=int(follow), offset=more), None)
+        asked = {"rank": rank, "attempt": attempt, "follow": int(follow), "offset": more, **cut}
+        yield Open(query(path, **asked), None)
         while piece := (yield Next()):
             offset += len(piece)
             *lines, rest = (rest + piece).split(b"\n")
@@ -317,6 +329,8 @@ def _attempt(job: str, rank: int, attempt: int | str, *, follow: bool) -> Stream
             if rest:
                 yield Out(_text(rest))
             return
+        if is_cut and offset:
+            raise UnreachableError(UNREACHABLE, f"the log of {job} was cut off: ask again")
         yield Pause()
 
 

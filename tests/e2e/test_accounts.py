@@ -110,6 +110,13 @@ def test_tenants_cannot_reach_one_another_or_the_cluster(served: LauncherUnderTe
         assert said[-1] == f"account {pwd.getpwnam(NLP).pw_uid}"
         assert len(said) == 10
         assert not [line for line in said[:-1] if "refused" not in line]
+        given = served.folder / "given"
+        given.write_text("of vision")
+        os.chown(given, pwd.getpwnam(VISION).pw_uid, -1)
+        given.chmod(0o600)
+        reads = submit(cluster, served.folder, "nlp", ["wc", "-c"], stdin=str(given))
+        assert cluster.ended(reads)["state"] == "failed"
+        assert "Permission denied" in cluster.skep("logs", reads)
         cluster.skep("cancel", victim)
         assert cluster.ended(victim)["state"] == "cancelled"
         assert not Path(f"/proc/{sleeping}").exists()
@@ -117,10 +124,11 @@ def test_tenants_cannot_reach_one_another_or_the_cluster(served: LauncherUnderTe
         cluster.down()
 
 
-def submit(cluster: PlainCluster, folder: Path, vc: str, command: list[str]) -> str:
+def submit(cluster: PlainCluster, folder: Path, vc: str, command: list[str], **more: str) -> str:
     """Submit a job; return its id."""
     spec = folder / "spec.json"
-    spec.write_text(json.dumps({"name": "x", "vc": vc, "command": command, "workdir": "/"}))
+    tree = {"name": "x", "vc": vc, "command": command, "workdir": "/", **more}
+    spec.write_text(json.dumps(tree))
     spec.chmod(0o644)
     return cluster.skep("submit", "--quiet", str(spec)).strip()
 

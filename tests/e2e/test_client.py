@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skep.wire.changes import ASKS
 from skep_client import (
     AsyncClient,
     ChangeFailedError,
@@ -20,9 +22,11 @@ from skep_client import (
     JobSpec,
     NotFoundError,
     NotInTimeError,
+    SessionError,
     UnauthorizedError,
 )
 from skep_services.gateway.answers import ChangeTaken
+from skep_services.gateway.operations import OPERATIONS
 from tests.support.embedded import Embedded, until
 
 pytestmark = pytest.mark.e2e
@@ -30,22 +34,73 @@ pytestmark = pytest.mark.e2e
 JOBS = Path(__file__).parent / "jobs"
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "examples" / "client.ipynb"
 DEADLINE_S = 120.0
-ON_CLUSTER = {
-    *(
-        "ask_trial",
-        "begin_search",
-        "cancel",
-        "cancel_search",
-        "checkpoint",
-        "curve",
-        "demote_trial",
-    ),
-    *("events", "get", "gpus", "health", "job", "jobs", "logs", "migrate", "nodes", "pack", "plan"),
-    *("prioritise", "promote_trial", "resize", "resume", "search", "searches", "submit", "suspend"),
-    *("tell_trial", "trace", "unpack", "usage", "vcs", "wait", "wait_change", "wait_search"),
-    *("watch", "what_if", "why"),
+METHODS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("GET", "/v1/jobs"): ("jobs",),
+    ("POST", "/v1/jobs"): ("submit",),
+    ("GET", "/v1/jobs/{job}"): ("job", "wait", "wait_change"),
+    ("DELETE", "/v1/jobs/{job}"): ("cancel",),
+    **{("POST", f"/v1/jobs/{{job}}/{verb}"): (verb,) for verb in ASKS if verb != "priority"},
+    ("POST", "/v1/jobs/{job}/priority"): ("prioritise",),
+    ("POST", "/v1/plan"): ("plan",),
+    ("GET", "/v1/jobs/{job}/why"): ("why", "what_if"),
+    ("GET", "/v1/jobs/{job}/curve"): ("curve",),
+    ("GET", "/v1/jobs/{job}/trace"): ("trace",),
+    ("GET", "/v1/jobs/{job}/blame"): ("blame",),
+    ("GET", "/v1/jobs/{job}/logs"): ("logs",),
+    ("GET", "/v1/jobs/{job}/terminal"): ("exec",),
+    ("POST", "/v1/jobs/{job}/requeue"): ("requeue",),
+    ("GET", "/v1/jobs/{job}/outputs"): ("outputs",),
+    ("GET", "/v1/jobs/{job}/outputs/file"): ("copy",),
+    ("GET", "/v1/jobs/{job}/outputs/digest"): ("copy",),
+    ("GET", "/v1/code/{vc}"): ("code",),
+    ("POST", "/v1/code/{vc}"): ("submit",),
+    ("PUT", "/v1/code/{vc}/{digest}"): ("submit",),
+    ("GET", "/v1/events"): ("events", "watch"),
+    ("GET", "/v1/searches"): ("searches",),
+    ("POST", "/v1/searches"): ("begin_search",),
+    ("GET", "/v1/searches/{search}"): ("search", "wait_search"),
+    ("DELETE", "/v1/searches/{search}"): ("cancel_search",),
+    ("POST", "/v1/searches/{search}/trials"): ("ask_trial",),
+    ("POST", "/v1/searches/{search}/trials/{trial}"): ("tell_trial",),
+    ("POST", "/v1/searches/{search}/trials/{trial}/{do}"): ("demote_trial", "promote_trial"),
+    ("GET", "/v1/nodes"): ("nodes",),
+    ("GET", "/v1/gpus"): ("gpus",),
+    ("GET", "/v1/vcs"): ("vcs",),
+    ("GET", "/v1/vcs/{vc}/usage"): ("usage",),
+    ("GET", "/v1/report"): ("report",),
+    ("GET", "/v1/whoami"): ("whoami",),
+    ("GET", "/v1/health"): ("health",),
+    ("GET", "/v1/cells"): ("get",),
 }
-"""The methods that send something."""
+"""Which methods ask for an operation: every one of them is called on the cluster below."""
+WITHOUT = {
+    "operators": "an operator's, for which there are commands",
+    "people": "people and their tokens are an operator's, or of `skep login`",
+    "nodes": "nodes and servers join by commands",
+    "secrets": "`skep secret` seals values, which must not come into a notebook",
+    "GET /v1/jobs/{job}/events": "`events(job=...)` lists the same",
+    "GET /v1/usage": "`get`: for pictures of the whole cluster",
+    "GET /v1/cells.svg": "a picture",
+    "GET /v1/fair": "`get`: for `skep fair`",
+    "GET /v1/windows": "`get`: for `skep reserve ls`",
+    "GET /v1/blame": "`get`: for `skep blame` of a virtual cluster",
+    "GET /v1/promises": "`get`: for `skep promises`",
+    "GET /v1/trials": "`get`: for `skep ledger`",
+    "GET /v1/calibration": "`get`: for `skep calibration`",
+    "GET /v1/models": "`get`: for `skep models`",
+    "GET /v1/models/{model}": "`get`: for `skep models`",
+    "GET /v1/limits": "`get`: for `skep doctor`",
+    "GET /metrics": "for Prometheus",
+    "GET /": "a page",
+    "GET /v1/openapi.json": "the document itself",
+    "GET /v1/docs": "a page",
+}
+"""Why an operation, or all of a tag, has no method of its own."""
+ON_CLUSTER = {name for names in METHODS.values() for name in names}
+TASK = 'test "$SKEP_ARRAY_INDEX" = 0 || test -e {mark}'
+LEAVES = (
+    "import os; os.mkdir('out'); open('out/w', 'wb').write(b'w' * 70_000); print(open('x').read())"
+)
 
 
 class Used:
@@ -53,10 +108,35 @@ class Used:
 
     def __init__(self, client: Any) -> None:
         self.client, self.names = client, set[str]()
+        self.asked = set[tuple[str, str]]()
+        client._http.event_hooks = {"request": [self._note]}
+
+    def _note(self, request: Any) -> None:
+        self.asked.add((request.method, operation_of(request.method, request.url.path)))
 
     def __getattr__(self, name: str) -> Any:
         self.names.add(name)
         return getattr(self.client, name)
+
+
+def operation_of(method: str, path: str) -> str:
+    """Return the path of the operation that a request asks for."""
+    fits = [
+        known
+        for known_method, known in OPERATIONS
+        if known_method == method
+        and re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(known)), path)
+    ]
+    return min(fits, key=lambda known: known.count("{"))
+
+
+def test_every_operation_has_a_method_or_a_reason() -> None:
+    for (method, path), operation in OPERATIONS.items():
+        without = operation.tag in WITHOUT or f"{method} {path}" in WITHOUT
+        named = (method, path) in METHODS
+        assert named or without, f"{method} {path}: give the client a method, or say why not"
+    assert set(METHODS) <= set(OPERATIONS)
+    assert not {f"{method} {path}" for method, path in METHODS} & set(WITHOUT)
 
 
 @pytest.fixture
@@ -70,14 +150,20 @@ def test_every_method_on_a_cluster(client: Client, tmp_path: Path) -> None:
     _jobs(used, tmp_path)
     _changes(used)
     _searches(used)
+    _arrays_and_holds(used, tmp_path)
+    _code_and_outputs(used, tmp_path)
     assert used.health().ok
     assert [one.vc for one in used.vcs()] == ["nlp", "vision"]
     assert used.usage("nlp").gpus == 4
     assert {one.node for one in used.nodes()} == {one.node for one in used.gpus()}
-    assert used.get("/v1/report", by="vc")["report"]
+    assert used.get("/v1/cells")
+    assert used.report("vc").report
+    assert used.whoami().operator
     assert used.names == ON_CLUSTER
+    of_a_session = {("GET", "/v1/jobs/{job}/terminal")}
+    assert used.asked | of_a_session == set(METHODS)
     public = {name for name in dir(Client) if not name.startswith("_")}
-    assert public == ON_CLUSTER | {"api", "close"}
+    assert public == ON_CLUSTER | {"api", "close", "is_local"}
 
 
 def _jobs(client: Client, folder: Path) -> None:
@@ -176,6 +262,63 @@ def _searches(client: Client) -> None:
     assert (found.state, found.rows[0].value) == ("over", 0.75)
 
 
+def _arrays_and_holds(client: Client, folder: Path) -> None:
+    mark = folder / "may"
+    made = client.submit(
+        name="many", command=TASK.format(mark=mark), array="0-1", labels={"of": "many"}
+    )
+    assert client.wait(made, timeout_s=DEADLINE_S).state == "failed"
+    tasks = client.jobs("all", array=made, order="submitted")
+    assert [row.state for row in tasks] == ["succeeded", "failed"]
+    assert [row.job for row in client.jobs("ended", labels={"of": None})] == [made.job]
+    mark.touch()
+    client.retry(made)
+    until(
+        lambda: client.wait(made, timeout_s=DEADLINE_S).state == "succeeded",
+        f"{made.job} to succeed",
+    )
+    held = client.submit(name="held", command="echo 1; echo 2; echo 3", hold=True)
+    client.wait_change(client.release(held), timeout_s=DEADLINE_S)
+    assert client.wait(held).state == "succeeded"
+    assert list(client.logs(held, tail=2)) == ["2", "3"]
+    assert list(client.logs(held, since_s=3600)) == ["1", "2", "3"]
+    assert client.blame(held).job == held.job
+    again = client.requeue(held, hold=True, key=f"again-{folder.name}")
+    assert client.requeue(held, hold=True, key=f"again-{folder.name}").job == again.job
+    assert again.of == held.job
+    assert client.hold(again).ask == "hold"
+    client.cancel(again)
+    client.wait(again)
+
+
+def _code_and_outputs(client: Client, folder: Path) -> None:
+    source = folder / "source"
+    source.mkdir()
+    (source / "x").write_text(f"travels {folder}")
+    (source / "leaves.py").write_text(f"{LEAVES}; import time; time.sleep(600)")
+    job = client.submit(
+        name="leaves", script=str(source / "leaves.py"), code=str(source), outputs=["out"]
+    )
+    line = next(client.logs(job, follow=True))
+    assert line == f"travels {folder}"
+    ran = client.exec(job, ["sh", "-c", "cat x -; echo bad >&2; exit 3"], stdin=b"!")
+    assert (ran.code, ran.stdout, ran.stderr) == (3, f"travels {folder}!", "bad\n")
+    with pytest.raises(SessionError, match="no rank 7") as no_rank:
+        client.exec(job, ["true"], rank=7)
+    assert no_rank.value.reason == "no-rank"
+    listed = client.outputs(job)
+    assert [each[0] for node in listed.nodes for each in node["files"]] == ["out/w"]
+    assert client.copy(job, "out/w", folder).read_bytes() == b"w" * 70_000
+    with pytest.raises(NotFoundError):
+        client.copy(job, "out/v", folder)
+    assert sorted(each.name for each in folder.iterdir()) == ["go", "may", "source", "w"]
+    spec = client.job(job).spec
+    assert spec is not None
+    assert spec["code"] in [each["code"] for each in client.code("nlp").code]
+    client.cancel(job)
+    assert client.wait(job).state == "cancelled"
+
+
 def test_what_is_refused_has_a_code_and_one_line(cluster: Embedded, client: Client) -> None:
     tokens = cluster.about["gateway"]["tokens"]
     with pytest.raises(NotFoundError, match=r"^there is no job j999999$") as unknown:
@@ -195,7 +338,7 @@ def test_what_is_refused_has_a_code_and_one_line(cluster: Embedded, client: Clie
     assert not_its.value.reason == "wrong-vc"
 
 
-def test_async_clients_do_several_things_at_once(cluster: Embedded) -> None:
+def test_async_clients_do_several_things_at_once(cluster: Embedded, tmp_path: Path) -> None:
     async def run() -> list[str]:
         async with AsyncClient(home=str(cluster.home), vc="vision") as client:
             made = await asyncio.gather(
@@ -213,6 +356,13 @@ def test_async_clients_do_several_things_at_once(cluster: Embedded) -> None:
                     break
             with pytest.raises(NotFoundError):
                 await client.why("j999999")
+            (tmp_path / "x").write_text("travels\n")
+            job = await client.submit(name="x", command="cat x; sleep 600", code=str(tmp_path))
+            assert await anext(client.logs(job, follow=True)) == "travels"
+            ran = await client.exec(job, ["cat", "-"], stdin=b"hello")
+            assert (ran.code, ran.stdout) == (0, "hello")
+            copied = await client.copy(job, "x", tmp_path / "copied")
+            assert copied.read_text() == "travels\n"
             return lines
 
     assert asyncio.run(run()) == ["0", "1", "2"]

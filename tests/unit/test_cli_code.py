@@ -104,9 +104,16 @@ def test_a_spec_without_code_is_left_alone(project: Path) -> None:
         ({"code": DIGEST, "outputs": ["a\0b"]}, "$.outputs[0]"),
         ({"outputs": ["x"]}, "$.outputs"),
         ({"workdir": "src"}, "$.workdir"),
+        ({"stdin": "data"}, "$.stdin"),
+        ({"stdin": "/da\0ta"}, "$"),
+        ({"code": DIGEST, "stdin": "../data"}, "$.stdin"),
+        ({"code": DIGEST, "stdin": "/data"}, "$.stdin"),
+        ({"code": DIGEST, "stdin": "x", "outputs": ["y"], "workdir": "/data"}, "$.workdir"),
     ],
 )
-def test_bad_code_and_outputs_are_refused_in_one_line(more: dict[str, Any], path: str) -> None:
+def test_bad_code_outputs_and_input_are_refused_in_one_line(
+    more: dict[str, Any], path: str
+) -> None:
     problems = parse_tree({"name": "x", "vc": "nlp", "command": "true", **more})
     assert isinstance(problems, list)
     assert path in [problem.path for problem in problems]

@@ -1,4 +1,4 @@
-"""The shell script by which a container gives its processes a signal, on processes of this machine."""
+"""The script by which a container gives its processes a signal, on processes of this machine."""
 
 from __future__ import annotations
 

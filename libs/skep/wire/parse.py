@@ -416,6 +416,8 @@ def _folders(spec: JobSpec) -> Iterator[Problem]:
     if not spec.code:
         if spec.workdir is not None and not spec.workdir.startswith("/"):
             yield _bad("$.workdir", "an absolute path")
+        if spec.stdin and not spec.stdin.startswith("/"):
+            yield _bad("$.stdin", "an absolute path")
         if spec.outputs:
             yield Problem(
                 path="$.outputs",
@@ -431,8 +433,11 @@ def _folders(spec: JobSpec) -> Iterator[Problem]:
             text="`code` must be the digest of a snapshot, of 64 hexadecimal digits",
             suggestion="have `skep submit` make one of the folder",
         )
-    if spec.workdir not in (None, ".") and (why := unsafe(spec.workdir or "")):
+    elsewhere = spec.stdin and not spec.outputs and (spec.workdir or "").startswith("/")
+    if spec.workdir not in (None, ".") and not elsewhere and (why := unsafe(spec.workdir or "")):
         yield _bad("$.workdir", f"a path in the folder of `code` ({why})")
+    if spec.stdin and (why := unsafe(spec.stdin)):
+        yield _bad("$.stdin", f"a path in the folder of `code` ({why})")
     if len(spec.outputs) > OUTPUTS_MAX:
         yield _bad("$.outputs", f"at most {OUTPUTS_MAX} paths")
     for at, path in enumerate(spec.outputs):
@@ -502,7 +507,7 @@ def _texts(spec: JobSpec) -> Iterator[Problem]:
         if not name or "=" in name:
             yield _bad(f"$.env.{name}", "a name that is not empty and has no `=`")
     command = (spec.command,) if isinstance(spec.command, str) else (spec.command or ())
-    parts = (*command, *spec.args, spec.script or "", spec.workdir or "", *spec.outputs)
+    parts = (*command, *spec.args, spec.script or "", spec.workdir or "", spec.stdin, *spec.outputs)
     if any("\0" in text for text in (*parts, *spec.env, *spec.env.values())):
         yield _bad("$", "free of NUL characters")
 

@@ -325,7 +325,9 @@ class JobSpec(_Part, frozen=True):
     the place where the job sees each, and `:ro` or `:rw`: `{datasets: /data:ro}`. `mounts` are what
     became of them, and are written by admission alone. `template` names a template of its VC, which
     admission fills in; the job that is made then says `from_template` in its place.
-    `notify` says who is notified.
+    `notify` says who is notified. `stdin` is the file that rank 0 reads as its
+    standard input: a path in the folder of `code`, or without one a full path on the nodes. With
+    both, and without `outputs`, `workdir` may be a full path too.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -374,6 +376,7 @@ class JobSpec(_Part, frozen=True):
     template: Short = ""
     from_template: Short = ""
     notify: Notify | None = None
+    stdin: Words = ""
 
     @property
     def secret_names(self) -> tuple[str, ...]:

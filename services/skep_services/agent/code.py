@@ -461,7 +461,8 @@ def _work_of(command: BindJob) -> Work:
     return Work(
         job=command.job,
         attempt=command.attempt,
-        workdir=command.workdir,
+        # A full path is no part of the folder, and what is there is not the job's to give away.
+        workdir="" if command.workdir.startswith("/") else command.workdir,
         outputs=command.outputs,
         code=command.code,
         epoch=command.epoch,

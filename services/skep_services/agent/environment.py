@@ -29,6 +29,8 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 flooding ranks cannot fill a usual disk."""
 SCRIPT_AT = 3
 """Where the script is in the allocator's `@python -m skep_job SCRIPT ...`."""
+GIVEN_STDIN = ("/bin/sh", "-c", 'exec "$@" <"$0"')
+"""Opens the file that follows as its standard input, and becomes the command after it."""
 INHERITED = (
     "PATH",
     "HOME",
@@ -144,6 +146,8 @@ def run_plan(
     else:
         # Whatever Python the command starts may turn out to train.
         library = _first_in_python_path(start_up_path(), command)
+    if command.stdin and plan.rank == 0:
+        argv = (*GIVEN_STDIN, os.path.join(work, command.stdin), *argv)
     return RunPlan(
         token=start.token,
         argv=argv,

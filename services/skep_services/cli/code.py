@@ -86,7 +86,8 @@ def _taken(folder: str, arguments: Namespace) -> Taken:
         arguments.snapshots = {}
     taken: Taken | None = arguments.snapshots.get(folder)
     if taken is None:
-        taken = arguments.snapshots[folder] = take(folder)
+        taken = take(folder, beside=getattr(arguments, "beside", ()))
+        arguments.snapshots[folder] = taken
         if taken.skipped:
             say(f"code: {taken.skipped} sockets, pipes or devices in {folder} are left out")
     return taken
@@ -180,7 +181,7 @@ def _send(client: Client, vc: str, taken: Taken) -> None:
             missing = [str(digest) for digest in answer.get("missing", ())]
             total = sum(taken.sizes.get(digest, 0) for digest in missing)
             sent = 0
-            for body, size in _bodies(taken, missing):
+            for body, size in bodies(taken, missing):
                 line.tell(sent, total)
                 client.send("POST", path, body, timeout_s=SEND_TIMEOUT_S)
                 sent += size
@@ -191,7 +192,7 @@ def _send(client: Client, vc: str, taken: Taken) -> None:
     raise CommandError(exits.UNREACHABLE, text)
 
 
-def _bodies(taken: Taken, missing: list[str]) -> Iterator[tuple[bytes, int]]:
+def bodies(taken: Taken, missing: list[str]) -> Iterator[tuple[bytes, int]]:
     """Yield bodies of requests that send chunks, and how many bytes of chunks each has.
 
     Raises:

@@ -61,7 +61,7 @@ def missing(tree: dict[str, Any]) -> list[tuple[str, str]]:
     built_with = environment.get("python") if isinstance(environment, dict) else None
     if isinstance(built_with, str) and "/" in built_with and not os.access(built_with, os.X_OK):
         found.append(("$.environment.python", f"{built_with} is no program on this machine"))
-    if tree.get("code"):
+    if tree.get("code") and not (isinstance(workdir, str) and workdir.startswith("/")):
         # Its files travel with it, and were looked for when they were taken.
         script = workdir = None
     if isinstance(workdir, str) and not os.path.isdir(workdir):

@@ -43,6 +43,7 @@ class Forwarder:
         self._client, self._job, self._rank = client, job, rank
         self._listeners: dict[socket.socket, int] = {}
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._wake, self._wakes = socket.socketpair()
 
     def listen(self, port: int, local: int) -> int:
         """Listen on a local port for what is to go to the job's; return the local one.
@@ -64,14 +65,20 @@ class Forwarder:
         return found
 
     def serve(self) -> None:
-        """Take connections until this process is interrupted."""
+        """Take connections until `stop`, or until this process is interrupted."""
         while True:
-            readable, _, _ = select.select(list(self._listeners), [], [])
+            readable, _, _ = select.select([self._wake, *self._listeners], [], [])
+            if self._wake in readable:
+                return
             for listener in readable:
                 self._room.acquire()
                 link, _ = listener.accept()
                 port = self._listeners[listener]
                 threading.Thread(target=self._carry, args=(link, port), daemon=True).start()
+
+    def stop(self) -> None:
+        """Have `serve` return; any thread may say so."""
+        self._wakes.send(b".")
 
     def _carry(self, link: socket.socket, port: int) -> None:
         def write(number: int, data: bytes) -> int:

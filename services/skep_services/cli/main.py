@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "run": ("run", "run a command as a job, attached: its output here, Ctrl-C to cancel"),
         "shell": ("terminals", "a shell on GPUs: a job, which goes on when you leave it"),
+        "notebook": ("notebook", "Jupyter on GPUs, its page here: a job, which goes on"),
         "ps": ("jobs", "list jobs"),
         "top": ("top", "the cluster on one screen, live: jobs, nodes, cells, rates, output, why"),
         "show": ("show", "everything about one job"),

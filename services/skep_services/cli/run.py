@@ -9,7 +9,7 @@ from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
-from skep_services.cli import code, exits, files, logs, render, run_array, specs, submit
+from skep_services.cli import code, exits, files, logs, render, run_array, specs, stdin, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.job_table import why_of
@@ -94,6 +94,7 @@ def options_run(parser: ArgumentParser) -> None:
         "--no-check", action="store_true", help="do not look for its files on this machine"
     )
     code.options_code(parser)
+    stdin.options_stdin(parser)
     parser.add_argument(
         "--output",
         action="append",
@@ -122,12 +123,13 @@ def run_run(arguments: Namespace) -> int:
     tree = spec_of(arguments)
     if "vc" not in tree:
         tree["vc"] = submit.default_vc(client)
-    code.settle(tree, arguments)
     document = specs.Document("the command line", tree, {})
-    submit.check([document])
-    if not arguments.no_check:
-        files.check_files([document], local=client.target.local())
-    code.send(client, [tree], arguments)
+    with stdin.kept(tree, arguments):
+        code.settle(tree, arguments)
+        submit.check([document])
+        if not arguments.no_check:
+            files.check_files([document], local=client.target.local())
+        code.send(client, [tree], arguments)
     result = submit.send(client, document, None)
     if result["accepted"] is False or arguments.detach:
         if arguments.json:

@@ -17,7 +17,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from skep.units import MIB
@@ -55,6 +55,8 @@ class File(NamedTuple):
     target: str = ""
     state: tuple[int, ...] = ()
     """What differs once it has changed: size, times and inode."""
+    place: str = ""
+    """Where it is read, if not in the folder."""
 
 
 class Part(NamedTuple):
@@ -98,17 +100,21 @@ class Taken(NamedTuple):
         return data
 
 
-def take(folder: str, cache: str | None = None) -> Taken:
+def take(folder: str, cache: str | None = None, beside: Sequence[File] = ()) -> Taken:
     """Return the snapshot of a folder as it is.
 
     Args:
         folder: The folder, by its full path.
         cache: The file of its cache; None: the usual one.
+        beside: Further files, which go before those of the folder with the same paths.
 
     Raises:
         CommandError: It is no folder, is too large, or has what a snapshot cannot hold.
     """
     files, skipped = _files(folder)
+    if beside:
+        paths_beside = {one.path for one in beside}
+        files = sorted([*(one for one in files if one.path not in paths_beside), *beside])
     _check_size(folder, files)
     known = Known(_cache_of(folder) if cache is None else cache)
     index = json.dumps([_entry(one) for one in files], separators=(",", ":")).encode()
@@ -156,6 +162,17 @@ def of_files(files: Mapping[str, bytes]) -> Taken:
 
 
 # --- files ----------------------------------------------------------------------------------------
+
+
+def file_at(place: str, path: str) -> File:
+    """Return a file that goes into a snapshot under another path than it has.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    found = os.stat(place)
+    state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    return File(path, 0o644, found.st_size, "", state, place)
 
 
 def _files(folder: str) -> tuple[list[File], int]:
@@ -325,7 +342,7 @@ def _read(folder: str, parts: tuple[Part, ...]) -> bytes:
     """
     found = bytearray()
     for part in parts:
-        path = os.path.join(folder, part.file.path)
+        path = part.file.place or os.path.join(folder, part.file.path)
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 seen = os.fstat(file.fileno())

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from typing import Any
 
 from skep_services.cli import exits, run, session, specs, submit
+from skep_services.cli.captured import Captured
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.jobs import ended_text, gpus
@@ -15,8 +16,6 @@ from skep_services.cli.options import Command, client_of, job_argument, print_js
 
 NOT_RUN = 125
 """The exit code of `skep exec` where the command did not run to its end: others are its own."""
-CAPTURED_BYTES_MAX = 8 * 1024 * 1024
-"""What `exec --json` keeps of each output; what is beyond it is counted."""
 HOLDER = ("python3", "-m", "skep_job.terminal")
 DETACH_HELP = "Ctrl-p Ctrl-q leaves it as it is: `skep attach` comes back"
 
@@ -77,30 +76,6 @@ def _exec(arguments: Namespace) -> int:
         {"job": arguments.job, "rank": arguments.rank, "code": ended.code, **captured.told()}
     )
     return ended.code
-
-
-class Captured:
-    """What a command printed, for JSON."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self._kept = {session.STDOUT: bytearray(), session.STDERR: bytearray()}
-        self._sizes = {session.STDOUT: 0, session.STDERR: 0}
-
-    def write(self, number: int, data: bytes) -> int:
-        """Keep some output; return how much of it was taken."""
-        room = CAPTURED_BYTES_MAX - len(self._kept[number])
-        self._kept[number] += data[:room]
-        self._sizes[number] += len(data)
-        return len(data)
-
-    def told(self) -> dict[str, Any]:
-        """Return it as it is printed."""
-        names = {session.STDOUT: "stdout", session.STDERR: "stderr"}
-        return {
-            **{names[each]: kept.decode("utf-8", "replace") for each, kept in self._kept.items()},
-            "cut_bytes": sum(self._sizes[each] - len(kept) for each, kept in self._kept.items()),
-        }
 
 
 def _as_terminal(terminal: bool) -> dict[str, Any]:

@@ -379,7 +379,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     # --- code ---
     ("GET", "/v1/code/{vc}"): get(
-        "code", "List the snapshots of code that a virtual cluster has.", answers.CodeList
+        "code",
+        "List the snapshots of code that a virtual cluster has.",
+        answers.CodeList,
+        errors=(400,),
     ),
     ("POST", "/v1/code/{vc}"): post(
         "code",

@@ -255,6 +255,7 @@ def _bind_command(
         mounts=job.spec.mounts,
         gpu_share=job.spec.resources.share,
         idle_s=_idle_s(state, job.spec),
+        stdin=job.spec.stdin,
     )
 
 
