@@ -203,6 +203,12 @@ def worlds() -> Iterator[World]:
             made.stop()
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List again without a pause."""
+    monkeypatch.setattr("skep_services.pools.kubernetes.AGAIN_FIRST_S", 0.01)
+
+
 @pytest.fixture
 def world() -> Iterator[World]:
     with worlds() as made:

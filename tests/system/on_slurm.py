@@ -87,6 +87,11 @@ class Lab:
             process.wait(timeout=120)
 
 
+def write_long_job(folder: Path) -> None:
+    """Write `long.py`, which counts mini-batches and goes on where it was."""
+    (folder / "long.py").write_text(SCRIPT)
+
+
 def until(look: Callable[[], Any], what: str) -> Any:
     """Return the first true value of `look`."""
     deadline = time.monotonic() + WITHIN_S
@@ -111,7 +116,7 @@ def main() -> int:
 
 def run(lab: Lab, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return what was seen, and which promises held."""
-    (folder / "long.py").write_text(SCRIPT)
+    write_long_job(folder)
     parts = ("gateway", "bus", "door", "routes", "servers")
     ports = [word for part in parts for word in ("--ports", f"{part}={free_port()}")]
     here = ["--host", "127.0.0.1", "--listen", "127.0.0.1", "--vc", "team=8"]
@@ -129,7 +134,7 @@ def run(lab: Lab, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         return [node for node in listed if node["state"] == "up"]
 
     with lab.keeping(folder / "server.log", "server", "run"):
-        until(lambda: _is_up(lab), "the server is up")
+        until(lambda: is_up(lab), "the server is up")
         with lab.keeping(folder / "pool.log", *pool) as keeper:
             until(nodes, "a node has joined")
             wishes = ("run", "-d", "--vc", "team", "--gpus", "4")
@@ -159,7 +164,8 @@ def run(lab: Lab, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _is_up(lab: Lab) -> bool:
+def is_up(lab: Lab) -> bool:
+    """Return whether the gateway answers."""
     try:
         lab.skep("node", "ls")
     except RuntimeError:

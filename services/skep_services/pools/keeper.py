@@ -53,6 +53,7 @@ class Keeper:
         self._unproven: dict[str, None] = {}
         self._again_s = AGAIN_FIRST_S
         self._ask_at = 0.0
+        self._left: dict[str, None] = {}
         self._lost: list[str] = []
         self._removed: set[str] = set()
         self._trouble = ""
@@ -115,6 +116,8 @@ class Keeper:
         self._end(allocation.number)
         self._say(f"handed back {allocation.number} ({why}): {', '.join(told) or 'no jobs'}")
         self._remove(node.name)
+        # The cluster lists it, and its jobs, until it counts as lost.
+        self._left[node.name] = None
 
     def hand_back(self) -> None:
         """Leave every node, and give up what has not begun.
@@ -141,7 +144,7 @@ class Keeper:
         self._lost.clear()
         for one in self._client.get("/v1/nodes")["nodes"]:
             name, jobs = str(one["node"]), tuple(one["jobs"])
-            if not self._source.owns(name):
+            if name in self._left or not self._source.owns(name):
                 continue
             if one["state"] == "lost":
                 self._lost.append(name)
@@ -155,7 +158,8 @@ class Keeper:
     def _ask(self, waiting: int) -> None:
         number = self._source.ask()
         self._unproven[number] = None
-        self._say(f"asked for {self._source.noun} {number}: {waiting} GPUs are waited for")
+        why = f": {waiting} GPUs are waited for" if waiting else ""
+        self._say(f"asked for {self._source.noun} {number}{why}")
 
     def _judge(self, there: dict[str, Allocation], nodes: dict[str, Node]) -> None:
         """Ask for nothing more for a while when what was asked for ended before it was a node."""
