@@ -123,7 +123,12 @@ class KubeApi:
 
     def break_watches(self) -> None:
         """Break off all watches."""
-        self.do(lambda: [watch.put_nowait(None) for watch in self._watches])
+
+        def inside() -> None:
+            for watch in self._watches:
+                watch.put_nowait(None)
+
+        self.do(inside)
 
     # --- the API ----------------------------------------------------------------------------------
 

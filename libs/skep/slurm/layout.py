@@ -15,8 +15,8 @@ from skep.wire.spec import GPUS_PER_WORKER_MAX, WORKERS_MAX
 TASKS_MAX = WORKERS_MAX * GPUS_PER_WORKER_MAX
 """A process for each GPU of the largest gang."""
 NO_GPU = (
-    "it asks for no GPU, and a job of Skep's has one at least: add --gres=gpu:1 (of each node), in a "
-    "script as `#SBATCH --gres=gpu:1`; SKEP_SLURM_GPUS=1 says so for all that ask for none"
+    "it asks for no GPU, and a job of Skep's has one at least: add --gres=gpu:1 (of each node), in "
+    "a script as `#SBATCH --gres=gpu:1`; SKEP_SLURM_GPUS=1 says so for all that ask for none"
 )
 ASKS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 

@@ -36,9 +36,9 @@ LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?/?")
 IMAGE_CHARS_MAX = 500
 POD_FILE_BYTES_MAX = 64 * 1024
 
-OF_BOTH = {"nodes_min": "1", "margin": "2m", "idle": "10m"}
-OF_SLURM = {"allocation_time": "4:00:00", "partition": "", "address": ""}
-OF_KUBERNETES = {
+OF_BOTH: dict[str, str] = {"nodes_min": "1", "margin": "2m", "idle": "10m"}
+OF_SLURM: dict[str, str] = {"allocation_time": "4:00:00", "partition": "", "address": ""}
+OF_KUBERNETES: dict[str, str | bool] = {
     "namespace": "",
     "image": "",
     "pod": "",
@@ -115,9 +115,9 @@ def refuse_mixed(arguments: Namespace) -> None:
     Raises:
         CommandError: There is one.
     """
-    mine = {SLURM: OF_SLURM, KUBERNETES: OF_KUBERNETES}
-    for on, usual in mine.items():
-        for name in usual if arguments.on != on else ():
+    mine = {SLURM: tuple(OF_SLURM), KUBERNETES: tuple(OF_KUBERNETES)}
+    for on, names in mine.items():
+        for name in names if arguments.on != on else ():
             if getattr(arguments, name):
                 raise CommandError(exits.USAGE, f"{_option(name)} goes with --on {on}")
     for name in OTHERS if arguments.on else OF_BOTH:

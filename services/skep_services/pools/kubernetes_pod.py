@@ -29,6 +29,17 @@ OF_THE_POD = (
     "volumes",
 )
 OF_THE_CONTAINER = ("env", "imagePullPolicy", "resources", "volumeMounts")
+LISTS = (
+    "env",
+    "hostAliases",
+    "imagePullSecrets",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumeMounts",
+    "volumes",
+)
+TEXTS = ("imagePullPolicy", "priorityClassName", "runtimeClassName", "schedulerName")
+NAMES = {list: "a list", str: "a text", dict: "an object"}
 TAKEN = ("state", "tmp", "join", "shm", "checkpoints")
 """Names of volumes that the pod has by itself."""
 
@@ -79,12 +90,6 @@ def check(extra: object) -> dict[str, Any]:
         text = f"resources.limits: an object without {GPUS}, which follows from --gpus"
         raise PodError(text)
     return extra
-
-
-LISTS = ("env", "hostAliases", "imagePullSecrets", "tolerations", "topologySpreadConstraints")
-LISTS += ("volumes", "volumeMounts")
-TEXTS = ("imagePullPolicy", "priorityClassName", "runtimeClassName", "schedulerName")
-NAMES = {list: "a list", str: "a text", dict: "an object"}
 
 
 def pod(name: str, wanted: Wanted) -> dict[str, Any]:
