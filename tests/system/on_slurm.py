@@ -70,12 +70,14 @@ class Lab:
         return json.loads(self.skep(*words, "--json"))
 
     @contextmanager
-    def keeping(self, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def keeping(
+        self, log: Path, *words: str, environment: dict[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command that stays, until the end of the block; then ask it to end, and wait."""
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*SKEP, *words],
-                env=self.environment,
+                env=environment or self.environment,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,

@@ -144,13 +144,11 @@ def _found(
         if not found:
             msg = "Invalid job id specified"
             raise RefusedError(msg)
-        if not wanted:
-            found = [one for one in found if one["state"] not in _ENDED]
     else:
         found = common.rows(gateway, state)
     if tasks:
         found = common.expanded(gateway, found, state, apart=given.array)
-    if state == "active" and not ids:
+    if not wanted:
         found = [one for one in found if one["state"] not in _ENDED]
     records = common.records(gateway, found, whole=whole)
     records.sort(key=lambda record: (_ORDER.get(record["st"], 0), listing.order_of(record)))
