@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.embedded import SKEP, Embedded
+from skep.slurm.layout import NO_GPU
+from tests.support.embedded import SKEP, Embedded, until
 
 pytestmark = pytest.mark.e2e
 
@@ -59,8 +60,29 @@ def test_a_command_is_a_job_whose_exit_code_srun_ends_with(
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
         "sbatch: error: --nodelist: Skep chooses the nodes; leave it out\n"
-        "sbatch: error: it asks for no GPU, and every job here holds one at least: --gres=gpu:1\n"
+        f"sbatch: error: {NO_GPU}\n"
     )
+
+
+def test_an_array_is_listed_task_by_task(cluster: Embedded, tmp_path: Path) -> None:
+    words = ("--parsable", "-p", "nlp", "-G1", "--array=0-4%1", "--wrap", "sleep 300")
+    number = slurm(cluster, tmp_path, "sbatch", *words).stdout.strip()
+
+    def squeue() -> list[str]:
+        asked = ("squeue", "-h", "-j", number, "-o", "%i %t")
+        return slurm(cluster, tmp_path, *asked).stdout.splitlines()
+
+    until(lambda: f"{number}_0 R" in squeue(), "the first task runs")
+    assert slurm(cluster, tmp_path, "scancel", f"{number}_[2-3]").returncode == 0
+    until(lambda: squeue() == [f"{number}_[1,4%1] PD", f"{number}_0 R"], "two are taken out")
+    held = slurm(cluster, tmp_path, "scontrol", "hold", number)
+    assert (
+        held.stderr.strip() == f"j{number}: j{number} is an array, and only its jobs can be changed"
+    )
+    assert slurm(cluster, tmp_path, "scancel", number).returncode == 0
+    cluster.ended(f"j{number}")
+    listed = slurm(cluster, tmp_path, "sacct", "-nP", "-j", number, "-o", "jobid,state")
+    assert listed.stdout == f"{number}_[1-4]|CANCELLED\n{number}_0|CANCELLED\n"
 
 
 def test_the_commands_are_installed_where_nothing_else_has_their_names(

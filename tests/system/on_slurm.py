@@ -70,12 +70,14 @@ class Lab:
         return json.loads(self.skep(*words, "--json"))
 
     @contextmanager
-    def keeping(self, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def keeping(
+        self, log: Path, *words: str, environment: dict[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command that stays, until the end of the block; then ask it to end, and wait."""
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*SKEP, *words],
-                env=self.environment,
+                env=environment or self.environment,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -85,6 +87,11 @@ class Lab:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=120)
+
+
+def write_long_job(folder: Path) -> None:
+    """Write `long.py`, which counts mini-batches and goes on where it was."""
+    (folder / "long.py").write_text(SCRIPT)
 
 
 def until(look: Callable[[], Any], what: str) -> Any:
@@ -111,7 +118,7 @@ def main() -> int:
 
 def run(lab: Lab, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return what was seen, and which promises held."""
-    (folder / "long.py").write_text(SCRIPT)
+    write_long_job(folder)
     parts = ("gateway", "bus", "door", "routes", "servers")
     ports = [word for part in parts for word in ("--ports", f"{part}={free_port()}")]
     here = ["--host", "127.0.0.1", "--listen", "127.0.0.1", "--vc", "team=8"]
@@ -129,7 +136,7 @@ def run(lab: Lab, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         return [node for node in listed if node["state"] == "up"]
 
     with lab.keeping(folder / "server.log", "server", "run"):
-        until(lambda: _is_up(lab), "the server is up")
+        until(lambda: is_up(lab), "the server is up")
         with lab.keeping(folder / "pool.log", *pool) as keeper:
             until(nodes, "a node has joined")
             wishes = ("run", "-d", "--vc", "team", "--gpus", "4")
@@ -159,7 +166,8 @@ def run(lab: Lab, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _is_up(lab: Lab) -> bool:
+def is_up(lab: Lab) -> bool:
+    """Return whether the gateway answers."""
     try:
         lab.skep("node", "ls")
     except RuntimeError:

@@ -10,6 +10,7 @@ import pytest
 
 from skep.slurm import script
 from skep.slurm.jobs import PLAN, SCRIPT, Submission, batch_job, command_job
+from skep.slurm.layout import NO_GPU
 from skep.slurm.options import SBATCH, SRUN, Fate, RefusedError, parse
 from skep.wire.parse import parse_tree
 
@@ -181,8 +182,8 @@ BAD: list[tuple[list[str], str]] = [
     (["--time"], "sbatch: option '--time' requires an argument"),
     (["-t"], "sbatch: option requires an argument -- 't'"),
     (["--hold=yes"], "sbatch: option '--hold' doesn't allow an argument"),
-    ([], "it asks for no GPU, and every job here holds one at least: --gres=gpu:1"),
-    (["--gres=gpu:0"], "it asks for no GPU, and every job here holds one at least: --gres=gpu:1"),
+    ([], NO_GPU),
+    (["--gres=gpu:0"], NO_GPU),
     (["--gres=gpu:2,shard:1"], "--gres=gpu:2,shard:1: Skep gives GPUs, and no 'shard'"),
     (["--gres=gpu:a:b:2"], "--gres=gpu:a:b:2: GPUs as N, TYPE:N or TYPE, of one type"),
     (["--gres=gpu:17"], "--gres=gpu:17: 17 GPUs on one node, of at most 16; say --nodes"),
@@ -211,12 +212,13 @@ BAD: list[tuple[list[str], str]] = [
      "--signal=R:USR1: [B:]SIGNAL[@SECONDS], such as B:USR1@120"),
     ([GPU, "-p", "a,b"], "--partition=a,b: one partition; a job here is of one virtual cluster"),
     ([GPU, "-q", "high"],
-     "--qos=high: Skep has priorities (--priority) and virtual clusters (--partition)"),
+     "--qos=high: Skep has priorities, and no QOS: leave it out, or say which priority it is: "
+     "SKEP_SLURM_QOS=high=100"),
     ([GPU, "--priority=1001"], "--priority=1001: 0 to 1000"),
     ([GPU, "--no-requeue"], "--no-requeue: a job whose node is lost begins again"),
     ([GPU, "-x", "n1"], "--exclude: Skep chooses the nodes; leave it out"),
-    ([GPU, "--exclusive"], "--exclusive: a job is alone on a node whose GPUs it has all; there are "
-     "nodes of 8, and it asks for 1 a node"),
+    ([GPU, "--exclusive=user"],
+     "--exclusive=user: a node is shared, or one job has all of its GPUs"),
 ]  # fmt: skip
 
 
@@ -226,15 +228,62 @@ def test_what_cannot_be_is_refused_in_one_line(words: list[str], line: str) -> N
 
 
 def test_every_reason_is_told_at_once() -> None:
-    assert refused("-w", "n1", "-t", "x", "--exclusive") == (
+    assert refused("-w", "n1", "-t", "x") == (
         "--nodelist: Skep chooses the nodes; leave it out",
-        "it asks for no GPU, and every job here holds one at least: --gres=gpu:1",
+        NO_GPU,
         "--time=x: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S",
     )
 
 
-def test_a_job_that_has_all_gpus_of_its_nodes_is_alone_there() -> None:
-    assert mapped("--gres=gpu:8", "--exclusive")[0]["resources"]["gpus"] == 8
+@pytest.mark.parametrize("words", [["--gres=gpu:8"], [GPU], ["--gpus-per-task=1"], []])
+def test_a_job_that_is_alone_has_all_gpus_of_its_nodes(words: list[str]) -> None:
+    tree, notes = mapped(*words, "--exclusive")
+    assert tree["resources"]["gpus"] == 8
+    told = [] if words == ["--gres=gpu:8"] else ["--exclusive: it gets all 8 GPUs of each node"]
+    assert notes == told
+    assert plan_of(tree)["gpus_per_task"] == ("--gpus-per-task=1" in words)
+
+
+@pytest.mark.parametrize(
+    "nodes, line",
+    [
+        ((), "--exclusive: there is no node with GPUs at the moment"),
+        (
+            (8, 4),
+            "--exclusive: a job is alone on a node whose GPUs it has all, and nodes have different "
+            "numbers: say --gpus-per-node=8",
+        ),
+    ],
+)
+def test_a_job_cannot_be_alone_where_nobody_knows_what_it_would_have(
+    nodes: tuple[int, ...], line: str
+) -> None:
+    assert refused("--exclusive", node_gpus=lambda: nodes) == (line,)
+
+
+def test_what_asks_for_no_gpu_gets_what_is_said_of_all() -> None:
+    tree, notes = mapped("-N2", "-n4", gpus=1)
+    assert tree["resources"] == {"gpus": 1, "workers": 2}
+    assert notes == ["it asks for no GPU: it gets 1 on each node, by SKEP_SLURM_GPUS"]
+    assert mapped("--gres=gpu:2", gpus=1)[0]["resources"]["gpus"] == 2
+
+
+def test_a_script_that_hands_in_others_is_to_be_run() -> None:
+    text = "#!/bin/sh\n# sbatch is called here\nfirst=$(sbatch --parsable a.sh)\n"
+    assert refused(text=text) == (
+        "it hands in other scripts, and says nothing of itself: run it, as `sh a.sh`, with the "
+        "commands of `skep slurm install` in PATH",
+    )
+    assert mapped(GPU, text=text)[0]["resources"]["gpus"] == 1
+    assert refused(text="#!/bin/sh\n# sbatch this\n") == (NO_GPU,)
+
+
+def test_a_qos_is_a_priority_if_it_is_said_which() -> None:
+    qualities = {"high": 100, "*": 1}
+    assert mapped(GPU, "-q", "high", qualities=qualities)[0]["priority"] == 100
+    assert mapped(GPU, "-q", "long", qualities=qualities)[0]["priority"] == 1
+    assert mapped(GPU, "-q", "high", "--priority=7", qualities=qualities)[0]["priority"] == 7
+    assert "priority" not in mapped(GPU, "-q", "normal", qualities=qualities)[0]
 
 
 @pytest.mark.parametrize(

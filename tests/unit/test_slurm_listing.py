@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skep.slurm import listing, states, values
+from skep.slurm import arrays, listing, states, values
 from skep.slurm.options import RefusedError
 
 SECOND = 10**9
@@ -114,3 +114,70 @@ def test_states_are_slurms() -> None:
 def test_lengths_of_time(seconds: int | None, short: str, full: str) -> None:
     assert listing.clock(seconds) == short
     assert listing.clock_full(seconds) == full
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def array(**counts: Any) -> dict[str, Any]:
+    usual = dict.fromkeys(("queued", "running", "succeeded", "failed", "cancelled"), 0)
+    tasks = {"total": 10, "most": 0, "indices": "0-9", "skipped": "", **usual, **counts}
+    return row(job="j7", state="running", place="", gpus=1, workers=1, tasks=tasks)
+
+
+def task(index: int, state: str, **more: Any) -> dict[str, Any]:
+    told = {"place": "node-1:0", "gpus": 1, "workers": 1, **more}
+    return row(job=f"j{20 + index}", task=f"j7[{index}]", state=state, **told)
+
+
+def shown(whole: dict[str, Any], *jobs: dict[str, Any], apart: bool = False) -> list[str]:
+    lines = arrays.rows_of(whole, jobs, apart=apart)
+    return squeue("%i %A %F %K %t %r", *(record(**each) for each in lines))[1:]
+
+
+def test_tasks_that_wait_are_one_line_with_their_bound() -> None:
+    whole = array(most=2, running=1, queued=1, succeeded=2, indices="0-9%2")
+    jobs = [task(2, "running"), task(3, "queued", place="", why="waits-for-gpus")]
+    assert shown(whole, *jobs) == ["7_2 22 7 2 R None", "7_[3-9%2] 7 7 3-9%2 PD Resources"]
+    assert shown(array(most=2, running=2), task(0, "running"), task(1, "running"))[-1] == (
+        "7_[2-9%2] 7 7 2-9%2 PD JobArrayTaskLimit"
+    )
+
+
+def test_tasks_that_wait_have_a_line_each_if_wanted() -> None:
+    lines = shown(array(running=1, succeeded=7), task(7, "running"), apart=True)
+    assert [line.split()[0] for line in lines] == ["7_7", "7_8", "7_9"]
+
+
+def test_tasks_that_were_never_jobs_are_cancelled() -> None:
+    whole = array(succeeded=4, cancelled=2, skipped="5,7")
+    assert shown(whole) == ["7_[4,6,8-9] 7 7 4,6,8-9 PD None", "7_[5,7] 7 7 5,7 CA None"]
+    assert (arrays.row_of(whole, 7) or {})["state"] == "cancelled"
+    assert (arrays.row_of(whole, 8) or {})["state"] == "queued"
+    assert arrays.row_of(whole, 11) is None
+
+
+def test_tasks_that_begin_again_are_to_come_and_no_others() -> None:
+    whole = array(succeeded=7, failed=1, indices="2,5,8")
+    assert arrays.to_come(whole["tasks"]) == [5, 8]
+    assert arrays.to_come(array(succeeded=10)["tasks"]) == []
+
+
+@pytest.mark.parametrize(
+    "text, ids",
+    [
+        ("17", ["j17"]),
+        ("17,18_3,", ["j17", "j18[3]"]),
+        ("19_[1-2,7]", ["j19[1]", "j19[2]", "j19[7]"]),
+        ("19_[0-4:2],3", ["j19[0]", "j19[2]", "j19[4]", "j3"]),
+        ("", []),
+    ],
+)
+def test_ids_are_taken_as_slurm_takes_them(text: str, ids: list[str]) -> None:
+    assert values.job_ids(text) == ids
+
+
+@pytest.mark.parametrize("text", ["17_[", "17_[x]", "17_[3-1]", "17_[1]2", "17_[0-99999]", "[1]"])
+def test_ids_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(RefusedError, match="Invalid job id specified: "):
+        values.job_ids(text)

@@ -8,11 +8,12 @@ a variable: command lines are seen by everyone on a node.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from skep.slurm import values
-from skep.slurm.layout import Layout, layout
+from skep.slurm.layout import Layout, asks_for_gpus, layout
 from skep.slurm.options import SBATCH, SRUN, Given, RefusedError, sort_out
 from skep.wire.spec import NAME_CHARS_MAX, PRIORITY_MAX, WARN_SIGNALS
 
@@ -32,12 +33,14 @@ NOT_EXPORTED_PREFIXES = ("SBATCH_", "SKEP_", "SLURM_", "SSH_", "XDG_", "DBUS_", 
 LATE, LATE_PREFIXES = frozenset({"PATH"}), ("PYTHON", "LD_")
 """What the batch process itself would go wrong by: it gives these to the script alone."""
 
+HANDS_IN = re.compile(r"^[^#\n]*\bsbatch\s", re.MULTILINE)
+
 SWITCHES = {
     "distribution": ("block", "block:block", "block:cyclic", "*"),
     "gpu-bind": ("none", "closest", "verbose,closest", "verbose,none"),
     "mpi": ("none",),
     "open-mode": ("append", "truncate"),
-    "qos": ("normal",),
+    "exclusive": ("",),
 }
 """Options that have these values and no others."""
 WHY_NOT = {
@@ -45,7 +48,7 @@ WHY_NOT = {
     "gpu-bind": "tasks of a node see all of its GPUs: choose one by SLURM_LOCALID",
     "mpi": "`srun` starts processes, and MPI finds no server of its own here: use mpirun",
     "open-mode": "append or truncate",
-    "qos": "Skep has priorities (--priority) and virtual clusters (--partition)",
+    "exclusive": "a node is shared, or one job has all of its GPUs",
 }
 
 
@@ -65,6 +68,10 @@ class Submission(NamedTuple):
     """Returns how many GPUs each node of the cluster has."""
     key: str
     """A text that nobody can guess, by which the workers of a job know one another."""
+    gpus: int = 0
+    """What a node has of a job that asks for no GPU; 0: such a job is refused."""
+    qualities: Mapping[str, int] = {}
+    """Priorities by names of QOS; `*` stands for all others."""
 
 
 class Mapped(NamedTuple):
@@ -86,6 +93,12 @@ def batch_job(given: Given, script: str, words: Sequence[str], at: Submission) -
     Raises:
         RefusedError: Something is refused; the error has a line for each reason.
     """
+    if not given and HANDS_IN.search(script):
+        text = "it hands in other scripts, and says nothing of itself"
+        msg = (
+            f"{text}: run it, as `sh {words[0]}`, with the commands of `skep slurm install` in PATH"
+        )
+        raise RefusedError(msg)
     name = words[0].rpartition("/")[2] or "sbatch"
     usual = OUTPUT_ARRAY if "array" in given else OUTPUT
     plan = {"output": given.get("output", usual), "error": given.get("error", "")}
@@ -137,7 +150,7 @@ def _mapped(
     for switch, allowed in SWITCHES.items():
         if switch in given and given[switch] not in allowed:
             refused.append(f"--{switch}={given[switch]}: {WHY_NOT[switch]}")
-    asked = of(lambda: layout(given), None)
+    asked = of(lambda: _asked(given, at, notes), None)
     limit_s = of(lambda: values.seconds(given.get("time", "0")), None)
     of(lambda: tree.update(_when(given)), None)
     of(lambda: tree.update(_where(given, at)), None)
@@ -145,8 +158,6 @@ def _mapped(
     signal = of(lambda: values.signal(given["signal"]) if "signal" in given else None, None)
     if signal is not None and limit_s is None:
         refused.append("--signal: it comes before the time limit: say --time too")
-    if asked is not None and "exclusive" in given:
-        of(lambda: _alone(asked.gpus, at), None)
     if refused or asked is None:
         raise RefusedError(*refused)
     if passed_over:
@@ -196,17 +207,40 @@ def _is_warning(signal: Mapping[str, Any], limit_s: int | None) -> bool:
     return own and limit_s is not None and 1 <= signal["before_s"] < limit_s
 
 
-def _alone(gpus: int, at: Submission) -> None:
-    """Hold that nodes have no GPUs beside the job's: every other job would hold one of them.
+def _asked(given: Given, at: Submission, notes: list[str]) -> Layout:
+    """Return what a job has, with the GPUs that follow from where it is submitted.
 
     Raises:
-        RefusedError: A node has more.
+        RefusedError: The options contradict one another, or ask for what there is not.
     """
-    larger = [each for each in at.node_gpus() if each > gpus]
-    if larger:
-        text = f"a job is alone on a node whose GPUs it has all; there are nodes of {max(larger)}"
-        msg = f"--exclusive: {text}, and it asks for {gpus} a node"
+    if "exclusive" in given:
+        return _alone(given, at, notes)
+    if at.gpus and not asks_for_gpus(given):
+        notes.append(f"it asks for no GPU: it gets {at.gpus} on each node, by SKEP_SLURM_GPUS")
+        given = {**given, "gpus-per-node": str(at.gpus)}
+    return layout(given)
+
+
+def _alone(given: Given, at: Submission, notes: list[str]) -> Layout:
+    """Return what a job has that is alone on its nodes: all of their GPUs, as with Slurm.
+
+    Raises:
+        RefusedError: Nodes have different numbers, of which it asks for no, or not for all.
+    """
+    most = max(at.node_gpus(), default=0)
+    if not most:
+        msg = "--exclusive: there is no node with GPUs at the moment"
         raise RefusedError(msg)
+    known = asks_for_gpus(given)
+    asked = layout(given if known else {**given, "gpus-per-node": str(most)})
+    if asked.gpus >= most and known:
+        return asked
+    if min(at.node_gpus()) < most:
+        text = "a job is alone on a node whose GPUs it has all, and nodes have different numbers"
+        msg = f"--exclusive: {text}: say --gpus-per-node={most}"
+        raise RefusedError(msg)
+    notes.append(f"--exclusive: it gets all {most} GPUs of each node")
+    return asked._replace(gpus=most)
 
 
 def _folder(wanted: str, folder: str) -> str:
@@ -248,7 +282,23 @@ def _where(given: Given, at: Submission) -> dict[str, Any]:
             msg = f"--priority={text}: 0 to {PRIORITY_MAX}"
             raise RefusedError(msg)
         found["priority"] = int(text)
+    elif given.get("qos", "normal") != "normal":
+        found["priority"] = _quality(given["qos"], at)
     return found
+
+
+def _quality(name: str, at: Submission) -> int:
+    """Return the priority that a QOS is.
+
+    Raises:
+        RefusedError: It is not said which.
+    """
+    priority = at.qualities.get(name, at.qualities.get("*"))
+    if priority is None:
+        text = f"leave it out, or say which priority it is: SKEP_SLURM_QOS={name}=100"
+        msg = f"--qos={name}: Skep has priorities, and no QOS: {text}"
+        raise RefusedError(msg)
+    return priority
 
 
 def _resources(asked: Layout) -> dict[str, Any]:

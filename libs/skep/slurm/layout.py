@@ -14,7 +14,11 @@ from skep.wire.spec import GPUS_PER_WORKER_MAX, WORKERS_MAX
 
 TASKS_MAX = WORKERS_MAX * GPUS_PER_WORKER_MAX
 """A process for each GPU of the largest gang."""
-NO_GPU = "it asks for no GPU, and every job here holds one at least: --gres=gpu:1"
+NO_GPU = (
+    "it asks for no GPU, and a job of Skep's has one at least: add --gres=gpu:1 (of each node), in "
+    "a script as `#SBATCH --gres=gpu:1`; SKEP_SLURM_GPUS=1 says so for all that ask for none"
+)
+ASKS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 
 
 class Layout(NamedTuple):
@@ -67,6 +71,12 @@ def layout(given: Given) -> Layout:
         gpus_per_task=gpus // on_node if "gpus-per-task" in given else 0,
         memory=_memory(given, cpus or on_node, gpus),
     )
+
+
+def asks_for_gpus(given: Given) -> bool:
+    """Return whether options say anything about GPUs."""
+    rest = [option for option in ASKS if option in given and option != "gres"]
+    return bool(rest) or bool("gres" in given and values.gres(given["gres"]))
 
 
 def _tasks(

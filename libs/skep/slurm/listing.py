@@ -38,8 +38,8 @@ class Field(NamedTuple):
 
 JOB_LETTERS = {
     "i": Field("JOBID", "id"),
-    "A": Field("JOBID", "id"),
-    "F": Field("ARRAY_JOB_ID", "id"),
+    "A": Field("JOBID", "own_id"),
+    "F": Field("ARRAY_JOB_ID", "array_id"),
     "K": Field("ARRAY_TASK_ID", "array_task"),
     "P": Field("PARTITION", "partition"),
     "j": Field("NAME", "name"),
@@ -122,7 +122,7 @@ NODE_LETTERS = {
 }
 SACCT_FIELDS = {
     "jobid": ("JobID", -12, "id"),
-    "jobidraw": ("JobIDRaw", -12, "id"),
+    "jobidraw": ("JobIDRaw", -12, "own_id"),
     "jobname": ("JobName", 10, "name"),
     "partition": ("Partition", 10, "partition"),
     "account": ("Account", 10, "account"),
@@ -348,8 +348,11 @@ def job_record(
     waits = "None" if active or ended else reason(row.get("why"))
     estimate = (row.get("estimate") or {}).get("start") or {}
     workers = max(1, row.get("workers") or 1)
+    shown_id = row.get("slurm_id") or number_of(row.get("task") or row["job"])
     record = {
-        "id": number_of(row.get("task") or row["job"]),
+        "id": shown_id,
+        "own_id": number_of(row["job"]),
+        "array_id": shown_id.partition("_")[0],
         "name": row.get("name", ""),
         "partition": row.get("vc", ""),
         "user": row.get("owner") or user,
@@ -373,7 +376,7 @@ def job_record(
         "end": instant(ended, "N/A" if begun is None else UNKNOWN),
         "cluster": "skep",
         "none": "(null)",
-        "array_task": "N/A",
+        "array_task": shown_id.partition("_")[2].strip("[]") or "N/A",
         "empty": "",
     }
     return record | (_whole(row, workers, elapsed_s) if "spec" in row else {})

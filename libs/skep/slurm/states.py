@@ -34,6 +34,7 @@ REASONS: dict[str, str] = {
     Reason.WAITS_BEHIND: "Priority",
     Reason.PERSON_LIMIT: "AssocGrpGRES",
     Reason.WAITS_FOR_WINDOW: "ReqNodeNotAvail",
+    "JobArrayTaskLimit": "JobArrayTaskLimit",
     "waits-for-jobs": "Dependency",
     "waits-for-time": "BeginTime",
     "held": "JobHeldUser",

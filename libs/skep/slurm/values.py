@@ -10,6 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from skep.slurm.options import RefusedError
+from skep.wire.array import parse_array
 
 COUNT = re.compile(r"\d{1,9}", re.ASCII)
 TIME = re.compile(
@@ -33,6 +34,8 @@ NO_DEPENDENCIES = {
     "expand": "`skep resize` gives a running job more workers",
     "singleton": "name the job that it comes after: afterany:ID",
 }
+IDS = re.compile(r"(?:[^,\[]|\[[^\]]*\]?)+")
+"""Ids with commas between them; there may be commas in brackets too."""
 SIGNAL = re.compile(
     r"(?:(?P<whom>[RBrb]{1,2}):)?(?P<name>[A-Za-z0-9]{1,12})(?:@(?P<before>\d{1,5}))?"
 )
@@ -192,6 +195,26 @@ def dependencies(text: str) -> dict[str, list[str]]:
         msg = f"--dependency: at most {JOBS_NAMED_MAX} jobs"
         raise RefusedError(msg)
     return after
+
+
+def job_ids(text: str) -> list[str]:
+    """Return the ids of jobs here from a list as Slurm takes it: `17,18_3,19_[1-4,7]`.
+
+    Raises:
+        RefusedError: A part of it is no id, or there are too many.
+    """
+    found: list[str] = []
+    for each in IDS.findall(text):
+        number, mark, tasks = each.partition("_[")
+        if not mark:
+            found.append(job_id(each))
+            continue
+        indices = parse_array(tasks.removesuffix("]"))
+        if isinstance(indices, str) or not tasks.endswith("]"):
+            msg = f"Invalid job id specified: {each!r} (tasks of an array such as 17_[1-4,7])"
+            raise RefusedError(msg)
+        found += [job_id(f"{number}_{index}") for index in indices.indices()]
+    return found
 
 
 def job_id(text: str) -> str:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from skep.slurm import arrays
 from skep.slurm.listing import Record, job_record
+from skep.wire.array import task_of
 from skep_services.cli import exits
 from skep_services.cli.client import Client, find_target, query, quote
 from skep_services.cli.exits import CommandError
@@ -59,6 +61,45 @@ def rows(gateway: Client, state: str, **filters: Any) -> list[dict[str, Any]]:
     return [one for one in answer["jobs"] if one["state"] != "refused"]
 
 
+def expanded(
+    gateway: Client, found: list[dict[str, Any]], state: str, *, apart: bool
+) -> list[dict[str, Any]]:
+    """Return jobs, with lines of their own for what arrays consist of.
+
+    Args:
+        gateway: The gateway.
+        found: Jobs and arrays as it lists them.
+        state: Which jobs of an array are wanted.
+        apart: Tasks that wait have a line each.
+    """
+    shown = []
+    for each in found:
+        if not each.get("tasks"):
+            shown.append(each)
+            continue
+        jobs = rows(gateway, state, array=each["job"])
+        latest = {job["task"]: job for job in sorted(jobs, key=lambda job: job["submitted_at"])}
+        shown += arrays.rows_of(each, list(latest.values()), apart=apart)
+    # A task may be named by the id of its array and by its own.
+    return list(
+        {one.get("slurm_id") or one.get("task") or one["job"]: one for one in shown}.values()
+    )
+
+
+def named(gateway: Client, job: str) -> dict[str, Any] | None:
+    """Return a job or an array, or a task that need be no job; None: there is none of this id.
+
+    Raises:
+        CommandError: The gateway cannot be reached, or refuses.
+    """
+    found = row(gateway, job)
+    task = task_of(job)
+    if found is not None or task is None:
+        return found if found is None or task is None else {**found, "task": job}
+    array = row(gateway, task[0])
+    return None if array is None or not array.get("tasks") else arrays.row_of(array, task[1])
+
+
 def row(gateway: Client, job: str) -> dict[str, Any] | None:
     """Return a whole job; None: there is none of this id.
 
@@ -86,5 +127,5 @@ def records(gateway: Client, found: list[dict[str, Any]], *, whole: bool) -> lis
     shown = []
     for at, each in enumerate(found):
         full = row(gateway, each["job"]) if whole and at >= first and "spec" not in each else None
-        shown.append(job_record(full or each, me, now_ns, told))
+        shown.append(job_record({**(full or {}), **each}, me, now_ns, told))
     return shown

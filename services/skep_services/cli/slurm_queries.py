@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from skep_services.cli.jobs import ask_cancel
 VERBS = {"suspend": "suspend", "resume": "resume", "hold": "hold", "release": "release"}
 VERBS |= {"requeue": "requeue"}
 """What `scontrol` does to jobs, and the commands of Skep that do it."""
+STEP = re.compile(r"\.[a-z0-9]+")
+"""Steps of a job (`17.batch`): there is one line for all of it."""
 DAY = "%Y-%m-%d"
 TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", DAY)
 EXIT_CODES = "exit codes: 0 done, 1 refused or wrong"
@@ -131,18 +134,22 @@ def _states(text: str | None) -> set[str]:
     return found
 
 
-def _found(gateway: Client, given: argparse.Namespace, *, whole: bool) -> list[Record]:
-    wanted, ids = _states(given.states), [values.job_id(each) for each in _words(given.jobs)]
+def _found(
+    gateway: Client, given: argparse.Namespace, *, whole: bool, tasks: bool = True
+) -> list[Record]:
+    wanted, ids = _states(given.states), values.job_ids(given.jobs or "")
+    state = "all" if wanted - {"PD", "CF", "R", "S", "CG"} else "active"
     if ids:
-        found = [one for job in ids if (one := common.row(gateway, job)) is not None]
+        found = [one for job in ids if (one := common.named(gateway, job)) is not None]
         if not found:
             msg = "Invalid job id specified"
             raise RefusedError(msg)
-        if not wanted:
-            found = [one for one in found if one["state"] not in _ENDED]
     else:
-        ended = wanted - {"PD", "CF", "R", "S", "CG"}
-        found = common.rows(gateway, "all" if ended else "active")
+        found = common.rows(gateway, state)
+    if tasks:
+        found = common.expanded(gateway, found, state, apart=given.array)
+    if not wanted:
+        found = [one for one in found if one["state"] not in _ENDED]
     records = common.records(gateway, found, whole=whole)
     records.sort(key=lambda record: (_ORDER.get(record["st"], 0), listing.order_of(record)))
     return [record for record in records if _fits(record, given, wanted)]
@@ -225,12 +232,13 @@ def sacct(words: list[str]) -> int:
     usual = listing.SACCT_BRIEF if given.brief else listing.SACCT
     parts = listing.sacct_columns(given.format or usual)
     gateway, wanted = common.client(), _states(given.states)
-    ids = [values.job_id(each.partition(".")[0]) for each in _words(given.jobs)]
+    ids = values.job_ids(STEP.sub("", given.jobs or ""))
     if ids:
-        found = [one for job in ids if (one := common.row(gateway, job)) is not None]
+        found = [one for job in ids if (one := common.named(gateway, job)) is not None]
     else:
         since, until = _instant(given.starttime, "today"), _instant(given.endtime, "")
         found = [one for one in common.rows(gateway, "all") if _within(one, since, until)]
+    found = common.expanded(gateway, found, "all", apart=False)
     if len(found) > common.WHOLE_MAX:
         text = f"of {len(found)} jobs, the last {common.WHOLE_MAX} have every field"
         common.note("sacct", [f"{text}: narrow it by -S, -j or -u"])
@@ -387,15 +395,17 @@ def scancel(words: list[str]) -> int:
     parser.add_argument("-v", "--verbose", action="store_true")
     parser.add_argument("ids", nargs="*")
     given = parser.parse_args(words)
-    named = [values.job_id(each) for text in given.ids for each in _words(text)]
+    named = [job for text in given.ids for job in values.job_ids(text)]
     filtered = any((given.user, given.me, given.name, given.partition, given.states))
     if not named and not filtered:
         msg = "No job identification provided"
         raise RefusedError(msg)
     gateway = common.client()
     if not named:
-        given.jobs = None
-        named = [values.job_id(record["id"]) for record in _found(gateway, given, whole=False)]
+        # Without a state, an array is cancelled as one thing, not task by task.
+        given.jobs, given.array = None, True
+        records = _found(gateway, given, whole=False, tasks=bool(given.states))
+        named = [values.job_id(record["id"]) for record in records]
     code = exits.OK
     for job in named:
         try:
@@ -438,7 +448,7 @@ def scontrol(words: list[str]) -> int:
             print("Slurmctld(primary) at skep is UP")
             return exits.OK
         case [verb, *jobs] if verb in VERBS and jobs:
-            return _change(verb, [values.job_id(each) for one in jobs for each in _words(one)])
+            return _change(verb, [job for one in jobs for job in values.job_ids(one)])
     known = f"show job|node|hostnames, ping, {', '.join(VERBS)}"
     msg = f"invalid keyword: {' '.join(words)[:80] or '(nothing)'} (there are: {known})"
     raise RefusedError(msg)
@@ -457,10 +467,12 @@ def _change(verb: str, jobs: list[str]) -> int:
 def _show_jobs(rest: list[str]) -> int:
     gateway = common.client()
     if rest:
-        found = [common.row(gateway, values.job_id(rest[0].partition("=")[2] or rest[0]))]
+        ids = values.job_ids(rest[0].partition("=")[2] or rest[0])
+        found = [common.named(gateway, job) for job in ids]
     else:
         found = [common.row(gateway, one["job"]) for one in common.rows(gateway, "active")]
     there = [one for one in found if one is not None]
+    there = common.expanded(gateway, there, "all" if rest else "active", apart=False)
     if rest and not there:
         msg = f"Invalid job id specified: {rest[0]}"
         raise RefusedError(msg)
@@ -476,7 +488,7 @@ def _job_text(row: Mapping[str, Any], record: Record) -> str:
     resources = spec.get("resources") or {}
     per_worker = f"gres:gpu:{resources.get('gpus', 1)}"
     lines = [
-        f"JobId={record['id']} JobName={record['name']}",
+        f"JobId={record['own_id']}{_of_array(record)} JobName={record['name']}",
         f"   UserId={record['user']} Account={record['account']} QOS=normal",
         f"   Priority={record['priority']} JobState={record['state']} Reason={record['reason']}",
         f"   Requeue=1 Restarts={max(0, (row.get('attempt') or 1) - 1)} ExitCode={record['exit']}",
@@ -489,6 +501,12 @@ def _job_text(row: Mapping[str, Any], record: Record) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _of_array(record: Record) -> str:
+    if record["array_task"] == "N/A":
+        return ""
+    return f" ArrayJobId={record['array_id']} ArrayTaskId={record['array_task']}"
 
 
 def _show_nodes(rest: list[str]) -> int:

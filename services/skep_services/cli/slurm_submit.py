@@ -13,6 +13,7 @@ from skep.slurm import jobs, script
 from skep.slurm.listing import number_of
 from skep.slurm.options import ENVIRONMENT, SBATCH, SRUN, Given, RefusedError, parse
 from skep.vault.looks_secret import looks_secret
+from skep.wire.spec import GPUS_PER_WORKER_MAX, PRIORITY_MAX
 from skep_services.cli import exits, run, specs, submit
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, PATIENCE_S, Client, find_target
 from skep_services.cli.exits import CommandError
@@ -20,6 +21,7 @@ from skep_services.cli.jobs import poll
 from skep_services.cli.slurm_common import complain, note
 
 PARTITIONS = "SKEP_SLURM_PARTITIONS"
+GPUS, QUALITIES = "SKEP_SLURM_GPUS", "SKEP_SLURM_QOS"
 SHELL = "#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{wrapped}\n"
 VERSION = "slurm-skep"
 
@@ -109,7 +111,12 @@ def _here(client: Client) -> jobs.Submission:
     return jobs.Submission(
         folder=os.getcwd(),
         environment=os.environ,
-        partitions=_partitions(os.environ.get(PARTITIONS, "")),
+        partitions=_pairs(PARTITIONS, "PARTITION=VC"),
+        gpus=_number(GPUS, os.environ.get(GPUS, "0"), GPUS_PER_WORKER_MAX),
+        qualities={
+            name: _number(QUALITIES, text, PRIORITY_MAX)
+            for name, text in _pairs(QUALITIES, "QOS=PRIORITY").items()
+        },
         looks_secret=looks_secret,
         node_gpus=lambda: [int(one["gpus"]) for one in client.get("/v1/nodes")["nodes"]],
         host=socket.gethostname(),
@@ -117,20 +124,32 @@ def _here(client: Client) -> jobs.Submission:
     )
 
 
-def _partitions(text: str) -> dict[str, str]:
-    """Return names of virtual clusters by those of partitions: `gpu=team-a,debug=default`.
+def _pairs(variable: str, form: str) -> dict[str, str]:
+    """Return what a variable says: `gpu=team-a,debug=default`.
 
     Raises:
         RefusedError: The text is none of that.
     """
     found = {}
-    for each in filter(None, text.split(",")):
-        partition, mark, vc = each.partition("=")
-        if not (partition and mark and vc):
-            msg = f"{PARTITIONS} has {each!r}: write PARTITION=VC,PARTITION=VC"
+    for each in filter(None, os.environ.get(variable, "").split(",")):
+        name, mark, value = each.partition("=")
+        if not (name and mark and value):
+            msg = f"{variable} has {each!r}: write {form},{form}"
             raise RefusedError(msg)
-        found[partition.strip()] = vc.strip()
+        found[name.strip()] = value.strip()
     return found
+
+
+def _number(variable: str, text: str, most: int) -> int:
+    """Return a number that a variable says.
+
+    Raises:
+        RefusedError: It is none, or too high.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= most):
+        msg = f"{variable} has {text!r}: a number from 0 to {most}"
+        raise RefusedError(msg)
+    return int(text)
 
 
 def _hand_in(program: str, client: Client, mapped: jobs.Mapped, *, quiet: bool) -> str | None:

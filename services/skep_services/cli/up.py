@@ -11,7 +11,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skep_services.cli import exits, render, up_slurm
+from skep_services.cli import exits, render, up_on
 from skep_services.cli.client import Client, Target
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
@@ -78,7 +78,7 @@ def options_up(parser: ArgumentParser) -> None:
         help="notify people of their jobs, by the targets in this file (skep notify)",
     )
     parser.add_argument("--foreground", action="store_true", help="stay, and log to this terminal")
-    up_slurm.options(parser)
+    up_on.options(parser)
     parser.epilog = (
         "What is not given stays as the state folder has it: `skep up` alone resumes the cluster\n"
         "that was here, jobs included.\n\n" + FIFO_TEXT + "\n\n" + exits.HELP
@@ -95,9 +95,9 @@ def run_up(arguments: Namespace) -> int:
         CommandError: The cluster cannot be as it is asked for, or is not up in time.
         KeyboardInterrupt: A person interrupted it; what was started is stopped.
     """
-    up_slurm.refuse_mixed(arguments)
+    up_on.refuse_mixed(arguments)
     if arguments.on:
-        return up_slurm.run(arguments)
+        return up_on.run(arguments)
     home = folder.home_folder(arguments.home)
     if told := folder.refuse_server(home):
         raise CommandError(exits.FAILED, told)

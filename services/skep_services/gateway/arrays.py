@@ -59,12 +59,15 @@ def take(array: Job, fact: ArrayFact | GateFact) -> None:
             array.array = fact.spec.array or ""
             tasks = parsed(array.array)
             counts.total, counts.most = tasks.count, tasks.most
+            counts.indices = array.array
         case TasksCancelled():
             counts.cancelled += sum(1 for _ in from_ranges(fact.tasks))
+            counts.skipped = ",".join(filter(None, (counts.skipped, fact.tasks)))
             array.cancel_asked = array.cancel_asked or fact.whole
             array.detail = fact.detail or array.detail
         case TasksRetried():
             counts.failed -= sum(1 for _ in from_ranges(fact.tasks))
+            counts.indices, counts.skipped = fact.tasks, ""
             array.array_end, array.row.ended_at, array.cancel_asked = "", None, False
         case ArrayOver():
             array.array_end, array.row.ended_at = fact.end, fact.at

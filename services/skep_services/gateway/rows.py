@@ -85,6 +85,10 @@ class TaskCounts(msgspec.Struct, kw_only=True):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    indices: str = ""
+    """Which tasks there are, as the spec says; once some are begun again, these."""
+    skipped: str = ""
+    """Of these, those that were cancelled before they were jobs."""
 
     @property
     def waiting(self) -> int:

@@ -206,8 +206,15 @@ def has_jobs(state: str) -> bool:
     Args:
         state: The node's state folder.
     """
-    if _runner_alive(state) or has_containers(Path(state)):
-        return True
+    return _runner_alive(state) or has_containers(Path(state)) or has_runs(state)
+
+
+def has_runs(state: str) -> bool:
+    """Return whether a node has runs of processes that have begun and not ended.
+
+    Args:
+        state: The node's state folder.
+    """
     began: dict[str, bool] = {}
     try:
         with open(os.path.join(state, "runner.jsonl"), "rb") as file:

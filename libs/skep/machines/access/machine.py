@@ -108,7 +108,8 @@ TOKENS_MAX = 200
 """Tokens of one person, with those that ended in the last 30 days."""
 TOKEN_LIFE_MAX = Duration(400 * DAY)
 """A year, and a month to renew it."""
-JOIN_TOKENS_MAX = 1_000
+JOIN_TOKENS_MAX = 20_000
+"""With those that ended in the last 30 days: a pool of nodes makes hundreds a day."""
 JOIN_LIFE_MAX = Duration(30 * DAY)
 REMEMBERED = Duration(30 * DAY)
 """How long a token that ended is remembered, so that its refusal says why."""

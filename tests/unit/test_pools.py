@@ -1,20 +1,20 @@
-"""Which allocations of a Slurm cluster are asked for, left and handed back."""
+"""Which allocations of a pool are asked for, left and handed back."""
 
 from __future__ import annotations
 
 import pytest
 
-from skep.slurm.allocations import Allocation, Do, Limits, Node, decide
+from skep.pools import Allocation, Do, Limits, Node, decide
 
 LIMITS = Limits(least=1, most=3, gpus=4, margin_s=60, idle_s=30)
 
 
 def runs(number: str, left_s: int | None = 600) -> Allocation:
-    return Allocation(number, "RUNNING", left_s)
+    return Allocation(number, f"slurm-{number}", "RUNNING", left_s)
 
 
 def waits(number: str) -> Allocation:
-    return Allocation(number, "PENDING", None)
+    return Allocation(number, f"slurm-{number}", "PENDING")
 
 
 def node(number: str, *jobs: str, idle_s: float = 0.0) -> Node:
@@ -73,9 +73,13 @@ def test_an_allocation_is_left_before_its_end_and_another_asked_for() -> None:
     assert told(there, [node("1", "j1"), node("2")]) == Do(leave=("1",))
 
 
-def test_a_node_whose_allocation_is_gone_is_removed_and_no_other() -> None:
-    nodes = {"slurm-1": node("1"), "gpu-7": Node("gpu-7", (), 999.0)}
-    assert decide([], nodes, 0, LIMITS) == Do(ask=1, remove=("slurm-1",))
+def test_what_ends_before_it_is_a_node_is_given_up_and_another_asked_for() -> None:
+    assert told([runs("1", 60)], []) == Do(ask=1, give_up=("1",))
+    assert told([waits("1")._replace(left_s=9.0)], []) == Do(ask=1, give_up=("1",))
+
+
+def test_a_node_whose_allocation_is_gone_is_removed() -> None:
+    assert told([], [node("1")]) == Do(ask=1, remove=("slurm-1",))
     # What ran there begins again once the node counts as lost: an idle node is kept for it.
     there = [runs("2"), runs("3")]
     idle = [node("1", "j1"), node("2", "j2"), node("3", idle_s=31)]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from skep.slurm.allocations import Allocation
-from skep_services.slurm_nodes.queue import SHIM, Queue, SlurmError, find
+from skep.pools import Allocation
+from skep_services.pools.slurm import SHIM, Queue, find
+from skep_services.pools.source import SourceError
 
 SQUEUE = """
 echo '7|RUNNING|1:30'; echo '8|PENDING|2:00:00'; echo '9|COMPLETING|0:00'
@@ -46,10 +47,10 @@ def test_an_allocation_is_asked_for_by_slurms_own_command(folder: Path) -> None:
 
 def test_allocations_are_listed_without_those_that_are_over(folder: Path) -> None:
     assert queue(folder).allocations() == [
-        Allocation("7", "RUNNING", 90),
-        Allocation("8", "PENDING", 7200),
-        Allocation("10", "RUNNING", None),
-        Allocation("11", "RUNNING", 0),
+        Allocation("7", "slurm-7", "RUNNING", 90),
+        Allocation("8", "slurm-8", "PENDING", 7200),
+        Allocation("10", "slurm-10", "RUNNING", None),
+        Allocation("11", "slurm-11", "RUNNING", 0),
     ]
 
 
@@ -66,8 +67,8 @@ def test_what_slurm_has_against_it_is_one_line(
     put(
         folder / "bin", "sbatch", "echo usage >&2; echo 'sbatch: error: no partition x' >&2; exit 1"
     )
-    with pytest.raises(SlurmError, match=r"^sbatch: error: no partition x$"):
+    with pytest.raises(SourceError, match=r"^sbatch: error: no partition x$"):
         queue(folder).ask()
     monkeypatch.setenv("PATH", str(folder / "shims"))
-    with pytest.raises(SlurmError, match="there is no `sbatch` of Slurm's in PATH"):
+    with pytest.raises(SourceError, match="there is no `sbatch` of Slurm's in PATH"):
         find("sbatch")

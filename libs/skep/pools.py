@@ -1,11 +1,11 @@
-"""Which allocations of a Slurm cluster Skep's nodes have: asked for, given a token, handed back.
+"""A pool: nodes on machines that another system owns, asked for, given a token and handed back.
 
     asked for ──▶ runs ──▶ invited ──▶ is a node ──▶ leaves ──▶ handed back
       ▲ jobs wait, or fewer than the least      │       ▲
       │                                         └───────┘ idle, or its time ends
 
-Each allocation is one machine and one job of Slurm's. Nothing is kept but what Slurm and Skep say
-themselves, so a keeper that is killed and started again goes on where it was.
+Each allocation is one node: a job of Slurm's, or a pod of Kubernetes. Nothing is kept but what that
+system and Skep say themselves, so a keeper that is killed and started again goes on where it was.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-PREFIX = "slurm-"
-"""What the names of such nodes begin with; the number of the allocation follows."""
 WAITS, RUNS = "PENDING", "RUNNING"
 
 
 class Allocation(NamedTuple):
-    """A job of Slurm's, as Slurm lists it. `left_s` is None where it has no time limit."""
+    """One machine, or a part of one, that was asked for.
+
+    `number` is the name of it that its system knows, `node` the name of its node. It `WAITS` until
+    there is a machine for it, and then it `RUNS`. `left_s` is None where nothing ends it.
+    """
 
     number: str
+    node: str
     state: str
-    left_s: int | None
-
-    @property
-    def node(self) -> str:
-        """Return the name of its node."""
-        return f"{PREFIX}{self.number}"
+    left_s: float | None = None
 
 
 class Node(NamedTuple):
@@ -61,7 +59,7 @@ class Do(NamedTuple):
     leave: tuple[str, ...] = ()
     """Their jobs are to be stored or moved, and then they are handed back."""
     give_up: tuple[str, ...] = ()
-    """Allocations that have not begun, and are not needed any more."""
+    """Allocations that are not needed any more, or that end before they are nodes."""
     remove: tuple[str, ...] = ()
     """Nodes whose allocation is gone."""
 
@@ -72,25 +70,23 @@ def decide(
     """Return what is to be done.
 
     Args:
-        allocations: What Slurm lists.
-        nodes: The nodes that Skep lists, by name.
+        allocations: What the system that owns the machines lists.
+        nodes: The nodes of this pool that Skep lists, by name.
         waiting_gpus: GPUs of the jobs that wait for some.
         limits: What to hold to.
     """
     known = {each.node for each in allocations}
-    running = [each for each in allocations if each.state == RUNS]
-    waiting = [each for each in allocations if each.state == WAITS]
-    ending = [
-        each
-        for each in running
-        if each.left_s is not None and each.left_s <= limits.margin_s and each.node in nodes
-    ]
-    staying = [each for each in running if each not in ending]
+    ends = [each for each in allocations if _ends(each, limits.margin_s)]
+    ending = [each for each in ends if each.state == RUNS and each.node in nodes]
+    useless = [each for each in ends if each not in ending]
+    staying = [each for each in allocations if each.state == RUNS and each not in ends]
+    waiting = [each for each in allocations if each.state == WAITS and each not in ends]
     # A job that finds a free node moves there; without one it is stored, with half of the time.
     free = sum(1 for each in staying if each.node in nodes and not nodes[each.node].jobs)
-    now = [each for each in ending if free or not nodes[each.node].jobs or _is_late(each, limits)]
+    late_s = limits.margin_s / 2
+    now = [each for each in ending if free or not nodes[each.node].jobs or _ends(each, late_s)]
     # Jobs of allocations that end need GPUs elsewhere.
-    gone = [name for name in nodes if name.startswith(PREFIX) and name not in known]
+    gone = [name for name in nodes if name not in known]
     busy = [name for name in (*(each.node for each in ending), *gone) if nodes[name].jobs]
     needed = -(-waiting_gpus // limits.gpus) + max(0, len(busy) - free)
     # What has been allotted and is no node yet will take jobs as well.
@@ -112,10 +108,10 @@ def decide(
         ask=ask,
         invite=tuple(each.number for each in staying if each.node not in nodes),
         leave=tuple(each.number for each in (*now, *idle)),
-        give_up=tuple(each.number for each in given_up),
+        give_up=tuple(each.number for each in (*useless, *given_up)),
         remove=tuple(gone),
     )
 
 
-def _is_late(allocation: Allocation, limits: Limits) -> bool:
-    return allocation.left_s is not None and allocation.left_s <= limits.margin_s / 2
+def _ends(allocation: Allocation, within_s: float) -> bool:
+    return allocation.left_s is not None and allocation.left_s <= within_s

@@ -5,33 +5,33 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
+from skep.pools import Allocation
 from skep.slurm import values
-from skep.slurm.allocations import Allocation
 from skep.slurm.options import RefusedError
+from skep_services.pools.source import SourceError
 
 ANSWER_WITHIN_S = 60.0
 SHIM = "Made by `skep slurm install`."
+PREFIX = "slurm-"
+"""What the names of such nodes begin with; the number of the allocation follows."""
 GONE = ("COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
-
-
-class SlurmError(Exception):
-    """Slurm cannot be asked, or refuses; the text is one line."""
 
 
 def find(name: str) -> str:
     """Return the path of one of Slurm's own commands, passing over those of `skep slurm install`.
 
     Raises:
-        SlurmError: There is none.
+        SourceError: There is none.
     """
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         path = Path(folder or ".", name)
         if os.access(path, os.X_OK) and path.is_file() and SHIM.encode() not in _head(path):
             return str(path)
     msg = f"there is no `{name}` of Slurm's in PATH"
-    raise SlurmError(msg)
+    raise SourceError(msg)
 
 
 def _head(path: Path) -> bytes:
@@ -49,6 +49,9 @@ class Queue:
         inside: The command line of what runs in an allocation.
     """
 
+    noun = "allocation"
+    token_minutes = 10.0
+
     def __init__(self, name: str, folder: Path, options: list[str], inside: list[str]) -> None:
         self.name = name
         self._folder = folder
@@ -60,7 +63,7 @@ class Queue:
         """Ask for one allocation more, and return its number.
 
         Raises:
-            SlurmError: Slurm refuses.
+            SourceError: Slurm refuses.
         """
         # Nothing of the shell is passed on but where this program itself was found.
         library = os.environ.get("PYTHONPATH", "")
@@ -76,21 +79,44 @@ class Queue:
         """Return the allocations that there are.
 
         Raises:
-            SlurmError: Slurm cannot be asked.
+            SourceError: Slurm cannot be asked.
         """
         text = self._run("squeue", "-h", "--me", "-n", self.name, "-o", "%i|%T|%L")
         found = []
         for line in text.splitlines():
             number, state, left = [*line.strip().split("|"), "", ""][:3]
             if state not in GONE:
-                found.append(Allocation(number, state, _left(left)))
+                found.append(Allocation(number, f"{PREFIX}{number}", state, _left(left)))
         return found
+
+    def owns(self, node: str) -> bool:
+        """Return whether a name is that of a node in an allocation."""
+        return node.startswith(PREFIX) and node.removeprefix(PREFIX).isdecimal()
+
+    def news(self) -> list[str]:
+        """Return nothing: Slurm says no more of what has ended."""
+        return []
+
+    def invite(self, number: str, invitation: str) -> bool:
+        """Put the token where the allocation looks for it."""
+        path = self._folder / f"{number}.token"
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{invitation}\n")
+        part.rename(path)
+        return True
+
+    def wait(self, at_most_s: float) -> None:
+        """Wait: Slurm tells no events."""
+        time.sleep(at_most_s)
 
     def end(self, *numbers: str) -> None:
         """Hand allocations back.
 
         Raises:
-            SlurmError: Slurm cannot be asked.
+            SourceError: Slurm cannot be asked.
         """
         if numbers:
             self._run("scancel", *numbers)
@@ -107,10 +133,10 @@ class Queue:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             msg = f"{command}: {error}"
-            raise SlurmError(msg) from None
+            raise SourceError(msg) from None
         if done.returncode:
             said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-            raise SlurmError(said if said.startswith(command) else f"{command}: {said}")
+            raise SourceError(said if said.startswith(command) else f"{command}: {said}")
         return done.stdout
 
 

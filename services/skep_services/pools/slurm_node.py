@@ -1,4 +1,4 @@
-"""`python -m skep_services.slurm_nodes.inside`: a node of Skep in an allocation of Slurm's.
+"""`python -m skep_services.pools.slurm_node`: a node of Skep in an allocation of Slurm's.
 
 It waits for its token in the folder that it shares with the keeper, joins, and runs the agent. When
 Slurm ends it, or the keeper hands it back, it ends the jobs that are left, which store themselves
@@ -7,33 +7,23 @@ if they can, and removes what it made.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser
 from pathlib import Path
 
-from skep.slurm.allocations import PREFIX
-from skep_services.servers import nodejoin, noderun
-from skep_services.servers.address import AddressError, parse_invitation
-from skep_services.servers.files import FilesError
-from skep_services.servers.joining import JoinError
-from skep_services.supervisor import boot
+from skep_services.pools import node
+from skep_services.pools.slurm import PREFIX
+from skep_services.servers import nodejoin
 
 TOKEN_WITHIN_S = 300.0
 """The keeper looks every few seconds; it may be away for a restart."""
 LOOK_EVERY_S = 0.5
 PORT_FIRST, PORTS, SLICES = 20_000, 400, 25
 """Gangs of two nodes on one machine, which only virtual nodes are, meet at other ports."""
-EXIT_FAILED = 1
-
-
-class EndedError(Exception):
-    """The allocation ends before the node is one."""
 
 
 def main() -> int:
@@ -48,32 +38,22 @@ def main() -> int:
     number = os.environ.get("SLURM_JOB_ID", "")
     if not number.isdecimal():
         sys.stderr.write("this runs in an allocation of Slurm's alone\n")
-        return EXIT_FAILED
-    signal.signal(signal.SIGTERM, _end)
+        return node.EXIT_FAILED
+    first = PORT_FIRST + int(number) % SLICES * PORTS
+    wanted = nodejoin.Wanted(
+        name=f"{PREFIX}{number}",
+        address=given.address,
+        device=given.device,
+        gpus=given.gpus,
+        gpu_type=given.gpu_type,
+        ports=(first, first + PORTS - 1),
+        checkpoints=str(given.folder / "checkpoints"),
+    )
     home = tempfile.mkdtemp(prefix=f"skep-{PREFIX}{number}-")
     try:
-        invitation = parse_invitation(_token(given.folder / f"{number}.token"), 0)
-        first = PORT_FIRST + int(number) % SLICES * PORTS
-        wanted = nodejoin.Wanted(
-            name=f"{PREFIX}{number}",
-            address=given.address,
-            device=given.device,
-            gpus=given.gpus,
-            gpu_type=given.gpu_type,
-            ports=(first, first + PORTS - 1),
-            checkpoints=str(given.folder / "checkpoints"),
-        )
-        nodejoin.join(home, invitation, wanted)
-        return noderun.run(home, nodejoin.renew)
-    except (AddressError, FilesError, JoinError, EndedError) as error:
-        sys.stderr.write(f"{PREFIX}{number}: {error}\n")
-        return EXIT_FAILED
+        return node.run(home, wanted, lambda: _token(given.folder / f"{number}.token"))
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
-            asyncio.run(boot.stop_jobs([os.path.join(home, "agent")]))
-        finally:
-            shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def _token(path: Path) -> str:
@@ -92,12 +72,7 @@ def _token(path: Path) -> str:
         path.unlink()
         return text
     msg = f"no token came within {TOKEN_WITHIN_S:.0f} s: does `skep up --on slurm` run?"
-    raise EndedError(msg)
-
-
-def _end(number: int, frame: object) -> None:
-    msg = f"ended by signal {number}"
-    raise EndedError(msg)
+    raise node.EndedError(msg)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Nodes in allocations of a Slurm cluster: `skep up --on slurm`."""
