@@ -90,8 +90,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     `pull` an `image` that is missing is fetched, by the login in the secret `login` if it is named.
     `mounts` are the volumes of the job. `gpu_share` is the part of a GPU that the job asked for, in
     thousandths; 0: whole ones. After `idle_s` seconds (0: never) without a mini-batch and without
-    any use of its devices the agent says in its heartbeats that the part is idle. `stdin` is a file in
-    the folder of `code`, or without one a full path: the standard input of rank 0.
+    any use of its devices the agent says in its heartbeats that the part is idle. `stdin` is a file
+    in the folder of `code`, or without one a full path: the standard input of rank 0.
     """
 
     order: Count
