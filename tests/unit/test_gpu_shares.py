@@ -14,7 +14,7 @@ from skep.perf.measure import Window
 from skep.units import GIB
 from skep.wire.advice import JobPace, Outlook
 from skep.wire.changes import AskUnpack
-from skep.wire.commands import BindJob, Suspend
+from skep.wire.commands import BindJob, Share, Suspend
 from skep.wire.facts import JobBound, JobStopping, JobWaits
 from skep.wire.node import Gpu, NodeJoined, Outcome
 from skep.wire.packs import GpusShared
@@ -177,12 +177,12 @@ def test_those_that_share_are_told_when_others_come_and_go() -> None:
     decide(known("j1"))
     effects = decide(share(2, 300))
     (command,) = told(effects)
-    assert (command.job, command.change.share, command.change.beside) == ("j1", 0.4, ("j2",))
+    assert (command.job, command.change) == ("j1", Share(share=0.4, beside=("j2",)))
     decide(changed(command))
     decide(started("j2"))
     decide(cancel_asked(2))
     (command,) = told(decide(exited("j2")))
-    assert (command.change.share, command.change.beside) == (0.4, ())
+    assert command.change == Share(share=0.4)
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -244,11 +244,10 @@ def test_without_a_verdict_they_stay_together() -> None:
     for command in told(decide(share(2))):
         decide(changed(command))
     decide(started("j2"))
+    overs: list[TrialOver] = []
     for second in range(20, 1200, 20):
         decide(heartbeat("node-1"), second)
-        overs = of(decide.tick(second), TrialOver)
-        if overs:
-            break
+        overs += of(decide.tick(second), TrialOver)
     assert [(each.verdict, each.why) for each in overs] == [(Verdict.KEPT, Reason.NO_VERDICT)]
 
 

@@ -23,6 +23,7 @@ from skep.wire.spec import Resources
 
 SHARE_DIGITS = 4
 """Shares are told in ten-thousandths of a device's memory: 8 MB of 80 GB."""
+SHARE_PARTS = 10_000
 
 
 def decided(job: JobState, attempt: int) -> GpusShared | None:
@@ -216,4 +217,5 @@ def memory_part(wanted: Resources, node: NodeState, device: int) -> float:
     memory = sum(gpu.memory for gpu in node.joined.gpus if gpu.index == device)
     if not memory or not wanted.gpu_memory:
         return wanted.share / 1000
-    return -(-int(wanted.gpu_memory) * 10**SHARE_DIGITS // memory) / 10**SHARE_DIGITS
+    parts = -(-int(wanted.gpu_memory) * SHARE_PARTS // memory)
+    return parts / SHARE_PARTS

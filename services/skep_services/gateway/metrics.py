@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -152,7 +152,7 @@ def _single(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _labelled(name: str, text: str, labels: tuple[str, ...], values: dict[Any, int]) -> Metric:
+def _labelled(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=labels)
     for key, value in sorted(values.items()):
         family.add_metric(list(key), value)
