@@ -97,6 +97,7 @@ async def test_a_job_sees_the_volumes_that_it_has_and_no_other(
     )
     plan = node.with_volumes("a", script, ("datasets", str(data), "ro"), ("scratch", "", "rw"))
     await started(runtime, plan)
+    await node.words("a", 6)
     entered = await runtime.enter(
         EnterPlan(token="a", argv=("/bin/sh", "-c", f"ls {data} {vols}/scratch {vols}/secret"))
     )

@@ -337,7 +337,21 @@ def test_show(gateway: FakeGateway, run: Run) -> None:
         "80ms",
     ):
         assert text in out
-    assert json.loads(run("show", "--json", "j1")[1]) == whole()
+    assert json.loads(run("show", "--json", "j1")[1]) == {**whole(), "links": []}
+
+
+def test_show_has_the_pages_of_a_job(gateway: FakeGateway, run: Run) -> None:
+    links = [
+        {"kind": "wandb", "by": "log", "url": "https://wandb.ai/a/b/runs/c"},
+        {"kind": "tensorboard", "by": "log", "folder": "/runs/\x1b[2Jx"},
+    ]
+    gateway.on("GET /v1/jobs/j1", whole())
+    gateway.on("GET /v1/jobs/j1/links", {"job": "j1", "links": links, "log": True})
+    out = run("show", "j1")[1]
+    assert "wandb       https://wandb.ai/a/b/runs/c" in out
+    assert "(skep tensorboard j1)" in out
+    assert "\x1b[2J" not in out
+    assert json.loads(run("show", "--json", "j1")[1])["links"] == links
 
 
 def test_show_of_a_refused_job_lists_its_problems(gateway: FakeGateway, run: Run) -> None:
