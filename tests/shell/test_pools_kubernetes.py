@@ -7,6 +7,7 @@ there after errors, evictions and kills.
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ import pytest
 import yaml
 
 from skep.pools import Limits
-from skep_services.adapters.kubernetes import Access
+from skep_services.adapters.kubernetes import Access, KubernetesError, in_pod
 from skep_services.cli.client import Client, Target
 from skep_services.pools.keeper import Keeper
 from skep_services.pools.kubernetes import PodPool
 from skep_services.pools.kubernetes_pod import Wanted
 from skep_services.pools.source import SourceError
 from tests.support.kube_api import Fault, KubeApi
+from tests.tls_kit import Certificates
 
 ROLE = Path(__file__).parents[2] / "deploy/kubernetes/skep-pool.yaml"
 LIMITS = Limits(least=1, most=3, gpus=4, margin_s=120, idle_s=0)
@@ -489,6 +491,82 @@ def test_why_a_pod_does_not_begin_is_told_once(
     world.look()
     world.look()
     assert world.told[1:] == [f"pod {name} does not begin: {text}"]
+
+
+def test_a_token_is_made_once_however_often_its_secret_is_refused(world: World) -> None:
+    world.look()
+    world.kubelets()
+    world.api.faults += [Fault("create", "secrets", 403, "secrets is forbidden")] * 3
+    for _ in range(3):
+        with pytest.raises(SourceError, match="403: secrets is forbidden"):
+            world.look()
+    world.settle()
+    assert list(world.gateway.tokens.values()) == ["used"]
+
+
+def test_a_pod_that_does_nothing_with_its_token_is_replaced(world: World) -> None:
+    world.look()
+    world.kubelets()
+    world.look()
+    (first,) = world.api.secrets
+    assert world.pool is not None
+    world.pool.token_minutes = 0.0  # It has had its time.
+    world.look()
+    assert world.told[-1] == f"handed back {first}: it was no node for 0 minutes"
+    assert list(world.gateway.tokens.values()) == ["open", "revoked"]
+    world.kubelets()
+    world.pool.token_minutes = 30.0
+    world.settle()
+    assert first not in world.api.pods
+    assert len(world.api.pods) == len(world.gateway.nodes) == LIMITS.least
+
+
+def test_a_pods_own_account_is_used_as_it_is_at_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Certificates(tmp_path).give("api", "127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(files.certificate, files.key)
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "ca.crt").write_bytes(files.ca.read_bytes())
+    (account / "namespace").write_text("skep\n")
+    (account / "token").write_text("first\n")
+    monkeypatch.setattr("skep_services.adapters.kubernetes.ACCOUNT", account)
+    with KubeApi(tls=tls) as api:
+        host, _, port = api.url.removeprefix("https://").partition(":")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        api.token = "first"
+        with PodPool(in_pod(""), WANTED) as pool:
+            name = pool.ask()
+            api.token = "second"
+            with pytest.raises(SourceError, match="401: Unauthorized"):
+                pool.ask()
+            (account / "token").write_text("second\n")
+            pool.ask()
+            assert name in [each.number for each in pool.allocations()]
+        # Another authority is not believed.
+        (account / "ca.crt").write_bytes(Certificates(tmp_path / "other").authority.trust)
+        monkeypatch.setattr("skep_services.pools.kubernetes.PICTURE_WITHIN_S", 0.3)
+        with (
+            PodPool(in_pod(""), WANTED) as pool,
+            pytest.raises(SourceError, match=r"does not answer.*certificate verify failed"),
+        ):
+            pool.ask()
+
+
+@pytest.mark.parametrize(
+    "host, text",
+    [("", "this is no pod: run `kubectl proxy`"), ("10.0.0.1", "the pod has no account: /")],
+)
+def test_what_is_no_pod_says_so(
+    host: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("skep_services.adapters.kubernetes.ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    with pytest.raises(KubernetesError, match=text):
+        in_pod("")
 
 
 def test_pods_and_nodes_of_others_are_left_alone(world: World) -> None:

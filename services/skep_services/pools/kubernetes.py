@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -315,9 +316,10 @@ class PodPool:
             try:
                 async with self._order:
                     await self._list()
-                async for event in self._api.watch_pods(self._selector, self.version):
-                    self._take(event.kind, event.pod)
-                    pause_s = AGAIN_FIRST_S
+                async with aclosing(self._api.watch_pods(self._selector, self.version)) as events:
+                    async for event in events:
+                        self._take(event.kind, event.pod)
+                        pause_s = AGAIN_FIRST_S
             except KubernetesError as error:
                 self._doubt(str(error))
                 pause_s = max(pause_s, error.retry_s)
