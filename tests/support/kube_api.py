@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -50,14 +49,12 @@ class KubeApi:
 
     Args:
         namespace: The only one it has.
-        tls: By what it proves itself; it then wants a token. None: it is what `kubectl proxy` is.
     """
 
-    def __init__(self, namespace: str = "skep", tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, namespace: str = "skep") -> None:
         self.namespace = namespace
         self.token = ""
-        """What is wanted, if it has certificates."""
-        self._tls = tls
+        """What is wanted of every request; empty: none, as by `kubectl proxy`."""
         self.version = 100
         self.pods: dict[str, dict[str, Any]] = {}
         self.secrets: dict[str, dict[str, Any]] = {}
@@ -143,10 +140,10 @@ class KubeApi:
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{resource}/{name}", self._one)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         port = self._runner.addresses[0][1]
-        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
 
     async def _close(self) -> None:
         for watch in self._watches:
@@ -162,7 +159,7 @@ class KubeApi:
         fault = self._fault(verb, resource)
         if fault is not None and (answer := _faulty(request, fault)) is not None:
             return answer
-        if self._tls and request.headers.get("Authorization") != f"Bearer {self.token}":
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             return _failure(401, "Unauthorized")
         if request.match_info["namespace"] != self.namespace:
             return _failure(403, f"{resource} is forbidden in this namespace")

@@ -43,6 +43,8 @@ PICTURE_WITHIN_S = 10.0
 """A watch that has ended is begun again in less."""
 ANSWER_WITHIN_S = 60.0
 TEXT_CHARS_MAX = 300
+CLOSING_TURNS = 10
+"""A connection that is closed is gone a few turns of the loop later."""
 T = TypeVar("T")
 
 
@@ -293,6 +295,8 @@ class PodPool:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self._api.__aexit__()
+        for _ in range(CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     async def _create(self, name: str) -> None:
         async with self._order:
