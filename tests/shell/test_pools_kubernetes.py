@@ -17,13 +17,14 @@ import pytest
 import yaml
 
 from skep.pools import Limits
-from skep_services.adapters.kubernetes import Access
+from skep_services.adapters.kubernetes import Access, KubernetesError, in_pod
 from skep_services.cli.client import Client, Target
 from skep_services.pools.keeper import Keeper
 from skep_services.pools.kubernetes import PodPool
 from skep_services.pools.kubernetes_pod import Wanted
 from skep_services.pools.source import SourceError
 from tests.support.kube_api import Fault, KubeApi
+from tests.tls_kit import Certificates
 
 ROLE = Path(__file__).parents[2] / "deploy/kubernetes/skep-pool.yaml"
 LIMITS = Limits(least=1, most=3, gpus=4, margin_s=120, idle_s=0)
@@ -489,6 +490,69 @@ def test_why_a_pod_does_not_begin_is_told_once(
     world.look()
     world.look()
     assert world.told[1:] == [f"pod {name} does not begin: {text}"]
+
+
+def test_a_token_is_made_once_however_often_its_secret_is_refused(world: World) -> None:
+    world.look()
+    world.kubelets()
+    world.api.faults += [Fault("create", "secrets", 403, "secrets is forbidden")] * 3
+    for _ in range(3):
+        with pytest.raises(SourceError, match="403: secrets is forbidden"):
+            world.look()
+    world.settle()
+    assert list(world.gateway.tokens.values()) == ["used"]
+
+
+def test_a_pod_that_does_nothing_with_its_token_is_replaced(world: World) -> None:
+    world.look()
+    world.kubelets()
+    world.look()
+    (first,) = world.api.secrets
+    assert world.pool is not None
+    world.pool.token_minutes = 0.0  # It has had its time.
+    world.look()
+    assert world.told[-1] == f"handed back {first}: it was no node for 0 minutes"
+    assert list(world.gateway.tokens.values()) == ["open", "revoked"]
+    world.kubelets()
+    world.pool.token_minutes = 30.0
+    world.settle()
+    assert first not in world.api.pods
+    assert len(world.api.pods) == len(world.gateway.nodes) == LIMITS.least
+
+
+def test_a_pods_own_account_is_used_as_it_is_at_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(Certificates(tmp_path).authority.trust)
+    (tmp_path / "namespace").write_text("skep\n")
+    (tmp_path / "token").write_text("first\n")
+    monkeypatch.setattr("skep_services.adapters.kubernetes.ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    found = in_pod("")
+    assert found == Access("https://[fd00::1]:6443", "skep", tmp_path)
+    with KubeApi() as api, PodPool(found._replace(url=api.url), WANTED) as pool:
+        api.token = "first"
+        name = pool.ask()
+        api.token = "second"
+        with pytest.raises(SourceError, match="401: Unauthorized"):
+            pool.ask()
+        (tmp_path / "token").write_text("second\n")
+        pool.ask()
+        assert name in [each.number for each in pool.allocations()]
+
+
+@pytest.mark.parametrize(
+    "host, text",
+    [("", "this is no pod: run `kubectl proxy`"), ("10.0.0.1", "the pod has no account: /")],
+)
+def test_what_is_no_pod_says_so(
+    host: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("skep_services.adapters.kubernetes.ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    with pytest.raises(KubernetesError, match=text):
+        in_pod("")
 
 
 def test_pods_and_nodes_of_others_are_left_alone(world: World) -> None:

@@ -53,6 +53,8 @@ class KubeApi:
 
     def __init__(self, namespace: str = "skep") -> None:
         self.namespace = namespace
+        self.token = ""
+        """What is wanted of every request; empty: none, as by `kubectl proxy`."""
         self.version = 100
         self.pods: dict[str, dict[str, Any]] = {}
         self.secrets: dict[str, dict[str, Any]] = {}
@@ -157,6 +159,8 @@ class KubeApi:
         fault = self._fault(verb, resource)
         if fault is not None and (answer := _faulty(request, fault)) is not None:
             return answer
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return _failure(401, "Unauthorized")
         if request.match_info["namespace"] != self.namespace:
             return _failure(403, f"{resource} is forbidden in this namespace")
         if verb == "create":

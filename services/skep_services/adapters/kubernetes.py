@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,7 +147,7 @@ class KubernetesApi:
                 return Pods(items, str(head.get("resourceVersion", "")))
             wanted["continue"] = str(head["continue"])
 
-    async def watch_pods(self, selector: str, version: str) -> AsyncIterator[Watched]:
+    async def watch_pods(self, selector: str, version: str) -> AsyncGenerator[Watched, None]:
         """Yield what becomes of the pods that have some labels, until the API server ends it.
 
         Args:

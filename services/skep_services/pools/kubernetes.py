@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,6 +43,8 @@ PICTURE_WITHIN_S = 10.0
 """A watch that has ended is begun again in less."""
 ANSWER_WITHIN_S = 60.0
 TEXT_CHARS_MAX = 300
+CLOSING_TURNS = 10
+"""A connection that is closed is gone a few turns of the loop later."""
 T = TypeVar("T")
 
 
@@ -292,6 +295,8 @@ class PodPool:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self._api.__aexit__()
+        for _ in range(CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     async def _create(self, name: str) -> None:
         async with self._order:
@@ -315,9 +320,10 @@ class PodPool:
             try:
                 async with self._order:
                     await self._list()
-                async for event in self._api.watch_pods(self._selector, self.version):
-                    self._take(event.kind, event.pod)
-                    pause_s = AGAIN_FIRST_S
+                async with aclosing(self._api.watch_pods(self._selector, self.version)) as events:
+                    async for event in events:
+                        self._take(event.kind, event.pod)
+                        pause_s = AGAIN_FIRST_S
             except KubernetesError as error:
                 self._doubt(str(error))
                 pause_s = max(pause_s, error.retry_s)
