@@ -486,6 +486,7 @@ def test_tenants_count_what_they_hold_within_and_outside_their_cells() -> None:
     cluster.submit(spec(gpus=2))
     cluster.submit(spec(vc="vision"))
     more = {"weight": 1.0, "jobs_max": 1_000_000, "policy": "fifo", "options": {}}
+    more["templates"] = {}
     assert vcs_view(cluster.fold, "") == [
         {
             "vc": "nlp",

@@ -27,6 +27,7 @@ from skep.wire.spec import (
 )
 from skep.wire.times import time_s
 
+GPUS = "1 to 16, or a share of one GPU in tenths: 0.1 to 0.9"
 SMALL = {"name": "train", "vc": "nlp", "command": ["python", "train.py"]}
 
 
@@ -354,7 +355,6 @@ def test_what_admission_writes_is_taken_out_of_a_spec() -> None:
         ("resources", 7, "Expected `object`, got `int`"),
         ("resources.gpus", "2", "Expected `int`, got `str`"),
         ("resources.gpus", True, "Expected `int`, got `bool`"),
-        ("resources.gpus", 1.5, "Expected `int`, got `float`"),
         ("resources.topology", "node", "Expected `object | null`, got `str`"),
         ("resources.topology.within", 3, "Expected `str`, got `int`"),
         ("kind", "serving", "Invalid enum value 'serving'"),
@@ -386,8 +386,9 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("priority", -1, "`priority` must be 0 to 1000"),
         ("priority", 1001, "`priority` must be 0 to 1000"),
         ("priority", 10**30, "`priority` must be 0 to 1000"),
-        ("resources.gpus", 0, "`gpus` must be 1 to 16 (GPUs of one worker)"),
-        ("resources.gpus", 17, "`gpus` must be 1 to 16 (GPUs of one worker)"),
+        ("resources.gpus", 0, f"`gpus` must be {GPUS}"),
+        ("resources.gpus", 1.5, f"`gpus` must be {GPUS}, not 1.5"),
+        ("resources.gpus", 17, f"`gpus` must be {GPUS}"),
         ("resources.workers", 0, "`workers` must be 1 to 8192"),
         ("resources.workers", 8193, "`workers` must be 1 to 8192"),
         (
