@@ -13,15 +13,15 @@ import pytest
 from skep_services.adapters.docker_signal import command, trouble_of
 
 CATCHES = """
-import os, signal, sys
+import os, signal, time
 first = os.getpid()
 def warned(number, frame):
     print("warned", os.getpid() == first, flush=True)
 signal.signal(signal.SIGUSR1, warned)
 if os.fork():
     print("ready", flush=True)
-for _ in range(2):
-    signal.pause()
+for _ in range(600):  # A signal just before `signal.pause()` would be seen by the next one only.
+    time.sleep(0.05)
 """
 
 
