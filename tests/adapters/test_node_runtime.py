@@ -589,15 +589,15 @@ async def test_flood_stays_within_its_bound_and_hinders_nobody(node: Node) -> No
 
 # A shell without a trap, below it a program with a handler, below that a fork that inherits it.
 CATCHES = """
-import os, signal
+import os, signal, time
 def warned(number, frame):
     print("warned", os.getpid() == first, flush=True)
 first = os.getpid()
 signal.signal(signal.SIGUSR1, warned)
 if os.fork():
     print("ready", flush=True)
-while True:
-    signal.pause()
+while True:  # A signal just before `signal.pause()` would be seen by the next one only.
+    time.sleep(0.05)
 """
 
 
@@ -613,6 +613,7 @@ async def test_a_signal_reaches_the_uppermost_process_with_a_handler_once(node: 
     )
     assert await runtime.signal("a", "USR1", 5) == ""  # An order that was tried is done.
     assert await runtime.signal("a", "USR1", 6) == await runtime.signal("a", "USR1", 6) == ""
+    await until(lambda: "warned" in node.log("a"))
     again = await node.open()
     assert await again.signal("a", "USR1", 6) == ""
     assert await again.signal("a", "USR1", 7) == ""
