@@ -140,7 +140,10 @@ async def link(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 async def test_absent_image_is_named_with_the_command_that_fetches_it(node: Node) -> None:
     runtime = await node.open()
     node.image = ABSENT
-    text = f"image {ABSENT} is not on this node, and is not fetched for a job: docker pull {ABSENT}"
+    text = (
+        f"image {ABSENT} is not on this node, and is not fetched: docker pull {ABSENT} there, "
+        "or `pull: missing` in `runtime`"
+    )
     assert await refused(runtime, node.plan("a", "true")) == text
     assert list(await runtime.runs()) == []
 

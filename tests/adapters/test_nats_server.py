@@ -609,7 +609,7 @@ async def test_config_follows_the_findings(tmp_path: Path) -> None:
         "feature_flags { js_ack_fc_v2: false }",
     ):
         assert line in text
-    assert [user.name for user in made] == list(identities(NODES, VCS))
+    assert sorted(user.name for user in made) == sorted(identities(NODES, VCS))
     assert len({user.password for user in made}) == len(made)
     for user in made:
         assert user.password in text

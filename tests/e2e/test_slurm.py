@@ -76,9 +76,8 @@ def test_an_array_is_listed_task_by_task(cluster: Embedded, tmp_path: Path) -> N
     assert slurm(cluster, tmp_path, "scancel", f"{number}_[2-3]").returncode == 0
     until(lambda: squeue() == [f"{number}_[1,4%1] PD", f"{number}_0 R"], "two are taken out")
     held = slurm(cluster, tmp_path, "scontrol", "hold", number)
-    assert (
-        held.stderr.strip() == f"j{number}: j{number} is an array, and only its jobs can be changed"
-    )
+    begun = f"tasks of j{number} have begun to be jobs: it cannot be held as a whole"
+    assert held.stderr.strip() == f"j{number}: {begun}"
     assert slurm(cluster, tmp_path, "scancel", number).returncode == 0
     cluster.ended(f"j{number}")
     listed = slurm(cluster, tmp_path, "sacct", "-nP", "-j", number, "-o", "jobid,state")

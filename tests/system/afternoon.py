@@ -1,21 +1,24 @@
 """An afternoon's work on Skep, as a transcript with times: `python -m tests.system.afternoon`.
 
-On an embedded cluster with fake GPUs, by the real commands: a sweep as an array; the best of it
-resumed, longer and on two GPUs; a job that waits for that and judges it; a notebook beside them; a
-shell command in the slow rank, which makes it a quick one; and the outputs copied here. Every
-command must end as it is to end. Exits 1 if one does not.
+On an embedded cluster with fake GPUs, by the real commands: an environment by uv, where there is
+one; a sweep as an array; the best of it resumed, longer and on two GPUs; a job that waits for that
+and judges it; a notebook beside them; a shell command in the slow rank, which makes it a quick one;
+the outputs copied here; and mail at the end, where there is Apprise. Every command must end as it
+is to end. Exits 1 if one does not.
 
-    python -m tests.system.afternoon [--python PYTHON] [--out FILE]
+    python -m tests.system.afternoon [--python PYTHON] [--package NAME] [--out FILE]
 
 `--python` is an interpreter with JupyterLab. Without one a stand-in serves the notebook's page, and
-the transcript says so.
+the transcript says so. `--package` is what the environment has, from the index that uv knows.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,13 +29,13 @@ from typing import Any
 
 from skep_job.notebook import program_of
 from tests.support.embedded import SKEP, Embedded
+from tests.support.receivers import MailServer
 
 OPTIONS = ("--nodes", "2", "--gpus", "4", "--vc", "lab=8", "--device", "fake", "--port", "0")
 DEADLINE_S = 300.0
 RATES = (0.001, 0.01, 0.03, 0.06, 0.12, 0.2)
 """What the tasks of the sweep learn with."""
-MORE: dict[str, Any] = {}
-"""Keys of every spec. An `environment:` that is built on the node, and `notify:`, belong here."""
+OWNER = "anna@example.org"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 TRAIN = '''"""Fits a line by gradient descent; ranks wait for one another after each step."""
@@ -144,10 +147,18 @@ class Transcript:
 class Afternoon:
     """The work, one step after another; `place` is the folder of the project."""
 
-    def __init__(self, cluster: Embedded, place: Path, transcript: Transcript, python: str) -> None:
-        """Take what it is done with; `python` has Jupyter, or a stand-in."""
+    def __init__(
+        self,
+        cluster: Embedded,
+        place: Path,
+        transcript: Transcript,
+        python: str,
+        mail: MailServer | None,
+    ) -> None:
+        """Take what it is done with; `python` has Jupyter, or a stand-in; `mail` takes notices."""
         self._cluster, self._place, self._python = cluster, place, python
-        self._do = transcript
+        self._do, self._mail = transcript, mail
+        self._environment: dict[str, Any] = {}
         self._notebook: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
@@ -171,10 +182,20 @@ class Afternoon:
     def spec(self, name: str, **more: Any) -> None:
         """Write a spec, and show it."""
         path = self._place / f"{name}.yaml"
-        tree = {"name": name, **more, **MORE}
+        tree = {"name": name, **more}
         text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in tree.items())
         path.write_text(text)
         self._do.type(f"cat {path.name}")
+
+    def environment(self, package: str) -> None:
+        """Lock an environment for the jobs."""
+        self._do.note("an environment by uv: a node builds it once")
+        wanted = json.dumps([package] if package else [])
+        text = f'[project]\nname = "line"\nversion = "0"\ndependencies = {wanted}\n'
+        (self._place / "pyproject.toml").write_text(text)
+        self._do.type("cat pyproject.toml")
+        self._do.type("uv lock")
+        self._environment = {"environment": {"uv": "uv.lock"}}
 
     def sweep(self) -> str:
         """Run the sweep; return the array."""
@@ -187,6 +208,7 @@ class Afternoon:
             command=["python3", "train.py", "40", ",".join(map(str, RATES))],
             array=f"0-{len(RATES) - 1}%4",
             outputs=["ckpt/"],
+            **self._environment,
         )
         array = self._do.type("skep submit -q sweep.yaml").strip()
         self._do.type(f"skep wait {array}")
@@ -220,6 +242,8 @@ class Afternoon:
             resources={"workers": 2},
             outputs=["ckpt/"],
             after={"ok": [best]},
+            **self._environment,
+            **({"notify": {"to": [OWNER]}} if self._mail else {}),
         )
         self._do.type("skep submit longer.yaml")
         self._do.note("what judges it waits for it, and for its outputs to be here")
@@ -245,6 +269,12 @@ class Afternoon:
         """Copy the outputs, and see that they are good."""
         self._do.type("skep wait longer")
         self._do.type("skep logs longer --tail 1")
+        if self._mail is not None:
+            _, message = self._mail.until(bool)[0]
+            self._do.note(f"{OWNER} has mail")
+            for line in message.splitlines():
+                if line.startswith("Subject: "):
+                    self._do.say(f"          {line}")
         self._do.note("the outputs come here")
         self._do.type("skep cp longer:ckpt results/")
         self._do.type("cat results/ckpt/best.json")
@@ -288,10 +318,20 @@ class Afternoon:
         self._do.type("skep report --by vc")
 
 
+def notices(folder: Path, server: MailServer) -> tuple[str, str]:
+    """Write the operator's file of notices; return the options that name it."""
+    path = folder / "notify.toml"
+    path.touch(mode=0o600)
+    url = f"mailto://127.0.0.1:{server.port}?from=skep@example.org"
+    path.write_text(f'[mail]\nurl = "{url}"\ndomains = ["example.org"]\n')
+    return "--notify", str(path)
+
+
 def main() -> int:
     """Run it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--python", default=sys.executable, help="an interpreter with JupyterLab")
+    parser.add_argument("--package", default="", help="what the environment has (with uv)")
     parser.add_argument("--out", type=Path, help="a file for the transcript")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -308,10 +348,19 @@ def main() -> int:
         transcript = Transcript(cluster, place, given.out)
         if stands_in:
             transcript.say("(no JupyterLab here: a stand-in serves the notebook's page)")
+        if not shutil.which("uv"):
+            transcript.say("(no uv here: jobs run on the interpreter of the nodes)")
+        if not importlib.util.find_spec("apprise"):
+            transcript.say("(no Apprise here: nobody gets mail)")
         try:
-            cluster.up(*OPTIONS)
-            transcript.note("a cluster of two nodes with four GPUs each")
-            Afternoon(cluster, place, transcript, given.python).run()
+            with MailServer() as server:
+                mail = server if importlib.util.find_spec("apprise") else None
+                cluster.up(*OPTIONS, *(notices(Path(folder), server) if mail else ()))
+                transcript.note("a cluster of two nodes with four GPUs each")
+                work = Afternoon(cluster, place, transcript, given.python, mail)
+                if shutil.which("uv"):
+                    work.environment(given.package)
+                work.run()
         except WrongError as error:
             transcript.say(f"WRONG: {error}")
             return 1
