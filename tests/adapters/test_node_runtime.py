@@ -591,11 +591,11 @@ async def test_flood_stays_within_its_bound_and_hinders_nobody(node: Node) -> No
 CATCHES = """
 import os, signal, time
 def warned(number, frame):
-    print("warned", os.getpid() == first, flush=True)
+    os.write(1, f"warned {os.getpid() == first}\\n".encode())  # It may come amid a print.
 first = os.getpid()
 signal.signal(signal.SIGUSR1, warned)
 if os.fork():
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")
 while True:  # A signal just before `signal.pause()` would be seen by the next one only.
     time.sleep(0.05)
 """

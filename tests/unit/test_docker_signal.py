@@ -16,10 +16,10 @@ CATCHES = """
 import os, signal, time
 first = os.getpid()
 def warned(number, frame):
-    print("warned", os.getpid() == first, flush=True)
+    os.write(1, f"warned {os.getpid() == first}\\n".encode())  # It may come amid a print.
 signal.signal(signal.SIGUSR1, warned)
 if os.fork():
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")
 for _ in range(600):  # A signal just before `signal.pause()` would be seen by the next one only.
     time.sleep(0.05)
 """
