@@ -19,7 +19,7 @@ from tests.support.embedded import Embedded
 # Wall time says nothing about a property on a machine that also does other work: no deadline.
 # `make test` tries as often as `dev` says, `make test-all` as `all` or, in CI, as `ci`: the same
 # inputs again and again need not be many. Only a person chooses `nightly`.
-for _name, _examples in {"dev": 15, "all": 60, "ci": 30, "nightly": 5_000}.items():
+for _name, _examples in {"dev": 15, "all": 60, "ci": 20, "nightly": 5_000}.items():
     settings.register_profile(
         _name,
         max_examples=_examples,

@@ -54,7 +54,7 @@ def run(folder: Path, jobs: int, faults: int, minutes: float, kinds: str) -> int
     return count
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_chaos_breaks_no_promise(tmp_path: Path) -> None:
     network = [] if needs.missing("iptables") else ["partition", "delay", "duplicate"]
     kinds = ["kill", "crash-loop", "pause", *network, "kill-everything"]

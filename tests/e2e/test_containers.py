@@ -149,6 +149,7 @@ def test_a_container_that_ends_while_its_agent_is_dead_has_succeeded(
     assert (document["state"], len(document["attempts"])) == ("succeeded", 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_what_trains_in_a_container_is_changed_as_processes_are(
     cluster: Embedded, nlp: Tenant, image: str, tmp_path: Path

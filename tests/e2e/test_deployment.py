@@ -282,7 +282,7 @@ def test_one_server_stays_one(cluster: Typed) -> None:
         assert "is of a server" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.needs("root", "namespaces")
 def test_three_servers_and_two_nodes_of_namespaces(tmp_path: Path) -> None:
     if why := bed.missing():

@@ -85,7 +85,7 @@ def test_what_is_told_to_end_leaves_a_checkpoint(whole: list[str], tmp_path: Pat
         assert (last["step"], last["values"]["samples"]) == (28, 8 * 11)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_order_of_samples_is_the_same_with_workers(tmp_path: Path) -> None:
     arguments = ["--workers", "2", "--generator"]
     whole = uninterrupted(arguments)

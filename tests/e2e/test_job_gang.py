@@ -34,7 +34,7 @@ def gang(agents: list[JobAgent], env: dict[str, str], *arguments: str) -> Iterat
         yield ranks
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gang_stops_after_one_mini_batch_and_goes_on(tmp_path: Path) -> None:
     """Each rank hears of an order when it likes; all do it after the same mini-batch."""
     with contextlib.ExitStack() as stack:

@@ -171,7 +171,7 @@ def agent() -> Iterator[JobAgent]:
             "backward",
             {"by_hand": 20, "by_hand_with_workers": 20, "checkpointed": 20, "without_a_loader": 20},
             id="by-hand",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

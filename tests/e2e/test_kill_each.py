@@ -16,7 +16,7 @@ RECOVERY_MS_MAX = 15_000
 that is given up with its node (after 40 s) or never starts is beyond it."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_job_is_lost_or_repeated_whichever_service_is_killed(tmp_path: Path) -> None:
     cluster = Embedded(tmp_path / "home")
     try:

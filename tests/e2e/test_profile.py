@@ -37,6 +37,7 @@ def models(cluster: Embedded, path: str = "") -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_job_is_measured_and_a_restarted_advisor_knows_it(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:

@@ -90,7 +90,7 @@ class Job:
         return "resize" in self.cluster.get(f"/v1/jobs/{self.name}")["can"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_and_servers_come_and_go_while_a_job_trains(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
@@ -118,8 +118,8 @@ def test_workers_and_servers_come_and_go_while_a_job_trains(
     assert (row["workers"], row["attempt"]) == (1, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["agent", pytest.param("allocator", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["agent", "allocator"])
 def test_a_change_that_a_crash_cuts_short_ends_in_one_size(
     cluster: Embedded, nlp: Tenant, tmp_path: Path, victim: str
 ) -> None:

@@ -68,7 +68,7 @@ def away(job: Driver, after: int) -> None:
     assert released["type"] == "released", released
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_and_contention_follow_and_the_training_does_not_notice(
     job: Driver, folder: str
 ) -> None:

@@ -42,6 +42,7 @@ def order_of(path: Path) -> dict[int, list[int]]:
     return order
 
 
+@pytest.mark.nightly
 def test_a_gang_grows_onto_another_node_and_leaves_it_again(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:

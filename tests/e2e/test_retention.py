@@ -47,6 +47,7 @@ def renew(cluster: Embedded, name: str) -> None:
     cluster.wait_back(name, entry["pid"])
 
 
+@pytest.mark.nightly
 def test_services_start_behind_what_was_archived(aged: Embedded, gate: Gate) -> None:
     nlp = Tenant(aged, "nlp")
     held = nlp.accepted(nlp.spec(["sh", "-c", gate.wait]))

@@ -111,6 +111,7 @@ def test_an_unmodified_script_stands_still_and_goes_on_in_place(
     assert cluster.ended(job.job)["state"] == "succeeded"
 
 
+@pytest.mark.nightly
 def test_a_cooperative_job_moves_to_another_node(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def held_index(row: dict[str, Any]) -> int:
     return int(row["place"].partition(":")[2])
 
 
+@pytest.mark.nightly
 def test_who_makes_room_stands_aside_and_comes_back_by_itself(
     cluster: Embedded, nlp: Tenant, vision: Tenant, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def finished(cluster: Embedded, state: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_is_killed_loses_nothing_and_delays_nothing(
     cluster: Embedded, nlp: Tenant, tmp_path: Path
 ) -> None:

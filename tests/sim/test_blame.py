@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from skep.ledger.blame.causes import TRAINING, Cause
 from skep.units import NS_PER_SECOND, seconds
 from skep.wire.facts import JobRequeued
@@ -19,6 +21,7 @@ WAITS = (
 )
 
 
+@pytest.mark.nightly
 def test_the_time_of_200_jobs_adds_up() -> None:
     records, result = live_like(JOBS, SEED)
     folded = Folded().take(records, ask_every=400)

@@ -128,6 +128,7 @@ def test_a_ctrl_c_while_the_processes_begin_is_none_of_theirs(tmp_path: Path) ->
     assert (code, tree["interrupted"]) == (130, True)
 
 
+@pytest.mark.nightly
 def test_an_experiment_reports_the_seeds_that_are_whole(tmp_path: Path) -> None:
     words = ("experiment", "hived-fig6a", "--seeds", "3-90", "--days", "0.2", "--processes", "1")
     with played(tmp_path, *words) as command:

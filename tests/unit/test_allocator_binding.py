@@ -526,10 +526,8 @@ def test_one_decision_binds_no_more_than_a_record_holds() -> None:
     decide.check_replay()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "workers, gpus", [(1024, 8), pytest.param(8192, 1, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers, gpus", [(1024, 8), (8192, 1)])
 def test_the_largest_gang_fits_one_record_with_all_that_may_be_decided_beside_it(
     workers: int, gpus: int
 ) -> None:

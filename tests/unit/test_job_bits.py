@@ -198,7 +198,7 @@ def test_a_counter_that_begins_anew_is_told_once(around: Callable[[Any], Any]) -
     assert quiet.notices == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_script_does_before_its_loop_is_done_once() -> None:
     def script(run: Run, see: See) -> None:
         model = network()
@@ -269,7 +269,7 @@ class Rotary(nn.Module):
         return self.linear(x) * (1 + self.seen / 10) + self.cache.sum()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_modes_frozen_parameters_and_buffers_that_are_not_saved() -> None:
     def script(run: Run, see: See) -> None:
         body, head, latent = (
