@@ -250,7 +250,7 @@ def _job_requeued(state: ClusterState, fact: JobRequeued) -> None:
     job.retries_used += fact.counted
     job.losses += not fact.counted and fact.why not in GIVES_WAY
     job.members, job.parts, job.gone = {}, {}, []
-    job.apart = job.stopped_why is Reason.UNPACKED
+    job.apart = job.spec.resources.share > 0 and job.stopped_why is Reason.UNPACKED
     job.stopped_why, job.waits = None, None
     change_facts.forget(state, job)
     del state.placed[job.job]

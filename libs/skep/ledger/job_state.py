@@ -228,9 +228,9 @@ class JobState(msgspec.Struct):
     """The highest number of an attempt: a successor that was given up keeps its number."""
 
     packed: GpusShared | None = None
-    apart: bool = False
-    """Whether its latest attempt was taken off shared GPUs: the next one has a GPU of its own."""
     """The decision by which an attempt of it is on GPUs that others hold."""
+    apart: bool = False
+    """Whether a job with a share was taken off a GPU that it shared: it is next on one alone."""
     told: tuple[float, tuple[str, ...]] = (0.0, ())
     """What the attempt was told last: its share of each device's memory, and beside which jobs."""
     mixed: bool = False
