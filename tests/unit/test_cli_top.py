@@ -66,6 +66,12 @@ def test_tables_are_as_wide_as_the_terminal_at_most(width: int) -> None:
     assert texts.head(ROWS, 3, "", 1.0, "the cluster is away", width).endswith("out of date")
 
 
+def test_tasks_of_an_array_hold_gpus_though_it_has_no_place() -> None:
+    tasks = {"total": 10, "running": 2, "most": 2}
+    array = {**ROWS[0], "place": "", "ended_at": None, "gpus": 3, "tasks": tasks}
+    assert "   6 GPUs held" in texts.head([array], 1, "", 1.0, "", 80)
+
+
 def test_bars_and_lines() -> None:
     assert texts.bar(1, 4, 8) == "██░░░░░░"
     assert texts.bar(9, 4, 4) == "████"

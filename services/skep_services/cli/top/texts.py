@@ -65,8 +65,7 @@ def head(rows: Rows, total: int, chosen: str, at: float, error: str, width: int)
     """
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    having = [row for row in rows if row["place"] and not row["ended_at"]]
-    gpus = sum(row.get("gpu_share") or row["gpus"] for row in having)
+    gpus = sum(_held(row) for row in rows)
     left = f"skep top   {counts or 'no jobs'}   {gpus:g} GPU{'s' * (gpus != 1)} held"
     if total > len(rows):
         left += f"   first {len(rows)} of {total}"
@@ -76,6 +75,16 @@ def head(rows: Rows, total: int, chosen: str, at: float, error: str, width: int)
     if render.columns_of(left) > width - len(right) - 2:
         left = left[: max(0, width - len(right) - 3)] + render.ELLIPSIS
     return left + " " * max(2, width - render.columns_of(left) - len(right)) + right
+
+
+def _held(row: dict[str, Any]) -> float:
+    """Return how many GPUs a job holds, or the tasks of an array."""
+    each: float = row.get("gpu_share") or row["gpus"]
+    if row["ended_at"]:
+        return 0
+    if row.get("tasks"):
+        return each * int(row["tasks"].get("running", 0))
+    return each if row["place"] else 0
 
 
 def columns(view: str, rows: Rows, now_ns: int, width: int) -> list[Column]:
