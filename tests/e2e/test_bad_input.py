@@ -45,7 +45,8 @@ class Beside:
             assert len(document["attempts"]) == 1, document
         health = self._cluster.get("/v1/health")
         assert health["ok"], health
-        assert all(entry["restarts"] == 0 for entry in self._cluster.pids().values())
+        found = self._cluster.pids()
+        assert all(entry["restarts"] == 0 for entry in found.values()), found
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,9 @@ class Embedded:
             [*SKEP, *words], env=self.environment, check=False, text=True, capture_output=True
         )
         if done.returncode:
-            text = f"`skep {' '.join(words)}` returned {done.returncode}: {done.stderr}"
+            text = (
+                f"`skep {' '.join(words)}` returned {done.returncode}: {done.stderr or done.stdout}"
+            )
             raise RuntimeError(text)
         return done.stdout
 
