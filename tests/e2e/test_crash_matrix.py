@@ -21,9 +21,8 @@ SAMPLE = (
 )
 
 
-@pytest.mark.parametrize(
-    "sample", [SAMPLE[:1], pytest.param(SAMPLE[1:], marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("sample", [SAMPLE[:1], SAMPLE[1:]])
 def test_whoever_dies_in_a_change_the_job_goes_on_to_the_bit(
     sample: tuple[str, ...], tmp_path: Path
 ) -> None:

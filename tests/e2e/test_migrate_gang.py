@@ -75,6 +75,7 @@ def alone(notes: Path, steps: int) -> None:
         assert [rank.wait(ALONE_S) for rank in ranks] == [0, 0]
 
 
+@pytest.mark.nightly
 def test_a_gang_on_two_nodes_goes_on_elsewhere(roomy: Embedded, tmp_path: Path) -> None:
     notes, whole = tmp_path / "steps", tmp_path / "whole"
     nlp = Tenant(roomy, "nlp")

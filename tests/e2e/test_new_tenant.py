@@ -65,6 +65,7 @@ def _admitted(cluster: Embedded) -> None:
     until(lambda: asyncio.run(try_it()), "a login of vc-fresh")
 
 
+@pytest.mark.nightly
 def test_people_of_a_new_virtual_cluster_can_submit(own: Embedded, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE)
