@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.access.roles import HEARD as HEARD_OF_PEOPLE
-from skep.machines.admission import HEARD, AdmissionMachine
-from skep.machines.allocator import AllocatorMachine
+from skep.machines.admission import HEARD_OF_ALLOC, AdmissionMachine
+from skep.machines.allocator import HEARD_OF_ADMISSION, AllocatorMachine
 from skep.machines.base import AnyMachine
 from skep.machines.searches import SearchesMachine
 from skep.wire import codec, subjects
@@ -32,7 +32,6 @@ from skep.wire.facts import (
     JobQueued,
     JobRan,
     JobRequeued,
-    NodeAdded,
     Refused,
     RolesSeen,
     VcsSet,
@@ -74,13 +73,10 @@ SERVICES = {
         subjects.ADMISSION,
         AdmissionFact,
         AdmissionMachine,
-        {subjects.ACCESS: HEARD_OF_PEOPLE, subjects.ALLOC: (CellsSet, JobEnded, NodeAdded, *HEARD)},
+        {subjects.ACCESS: HEARD_OF_PEOPLE, subjects.ALLOC: HEARD_OF_ALLOC},
     ),
     "allocator": Service(
-        subjects.ALLOC,
-        AllocatorFact,
-        AllocatorMachine,
-        {subjects.ADMISSION: (Admitted, CancelAsked, ChangeAsked)},
+        subjects.ALLOC, AllocatorFact, AllocatorMachine, {subjects.ADMISSION: HEARD_OF_ADMISSION}
     ),
     "searches": Service(
         subjects.SEARCH,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from skep.access.roles import HEARD as HEARD_OF_PEOPLE
-from skep.machines.admission import HEARD, AdmissionMachine, Kept
+from skep.machines.admission import HEARD_OF_ALLOC, AdmissionMachine, Kept
 from skep.wire import subjects
-from skep.wire.array_gate import ArrayBroken, ArrayEligible
-from skep.wire.facts import AdmissionFact, CellsSet, JobBound, JobEnded, NodeAdded
+from skep.wire.facts import AdmissionFact
 from skep_services.adapters.compaction import keep_small
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
@@ -18,10 +17,7 @@ from skep_services.what_if import JudgeOnly
 FOLLOW = (
     Follow(subjects.ACCESS, facts=HEARD_OF_PEOPLE),
     Follow(subjects.ADMIN),
-    Follow(
-        subjects.ALLOC,
-        facts=(CellsSet, JobBound, JobEnded, NodeAdded, ArrayEligible, ArrayBroken, *HEARD),
-    ),
+    Follow(subjects.ALLOC, facts=HEARD_OF_ALLOC),
     Follow(subjects.SUBMIT),
 )
 LISTEN = (subjects.ADVICE_OUTLOOK,)

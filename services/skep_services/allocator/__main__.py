@@ -5,11 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from skep.machines.allocator import AllocatorMachine, Kept
+from skep.machines.allocator import HEARD_OF_ADMISSION, AllocatorMachine, Kept
 from skep.wire import subjects
-from skep.wire.array import ArrayAdmitted, ArrayOver, TasksRetried
-from skep.wire.changes import ChangeAsked
-from skep.wire.facts import Admitted, AllocatorFact, CancelAsked
+from skep.wire.facts import AllocatorFact
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.wiring import Log, serve
 from skep_services.service import Settings, run
@@ -19,10 +17,7 @@ from skep_services.what_if import Drafter
 FOLLOW = (
     Follow(subjects.ADMIN),
     Follow(subjects.NODE),
-    Follow(
-        subjects.ADMISSION,
-        facts=(Admitted, CancelAsked, ChangeAsked, ArrayAdmitted, TasksRetried, ArrayOver),
-    ),
+    Follow(subjects.ADMISSION, facts=HEARD_OF_ADMISSION),
 )
 LISTEN = (
     subjects.HEARTBEATS,
