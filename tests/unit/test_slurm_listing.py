@@ -181,3 +181,13 @@ def test_ids_are_taken_as_slurm_takes_them(text: str, ids: list[str]) -> None:
 def test_ids_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(RefusedError, match="Invalid job id specified: "):
         values.job_ids(text)
+
+
+@pytest.mark.parametrize(
+    "why, word",
+    [("held", "JobHeldUser"), ("waits-for-jobs", "Dependency"), ("waits-for-time", "BeginTime")],
+)
+def test_an_array_that_waits_as_a_whole_says_for_what(why: str, word: str) -> None:
+    (line,) = arrays.rows_of({**array(most=2), "why": why}, (), apart=False)
+    assert (line["slurm_id"], line["state"]) == ("7_[0-9%2]", "queued")
+    assert states.reason(line["why"]) == word

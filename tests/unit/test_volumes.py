@@ -21,13 +21,20 @@ from skep.wire.facts import Admitted, Refused
 from skep.wire.parse import parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import JobSpec
-from skep.wire.volumes import Mount, Volume, overlapping
+from skep.wire.volumes import (
+    SHARED_FOLDERS,
+    SYSTEM_FOLDERS,
+    Mount,
+    Volume,
+    overlapping,
+    place_problem,
+)
 from skep_services.adapters.docker_plans import mounts_of, trouble_of
 from skep_services.agent import volumes
 from skep_services.agent.volumes import Volumes
 from skep_services.cli.exits import CommandError
 from skep_services.cli.run import volumes_of
-from skep_services.launcher import policy
+from skep_services.launcher import plans, policy
 from skep_services.ports import RunPlan
 from tests.kit import Driver, bind, spec, submission, vcs
 
@@ -181,6 +188,11 @@ def test_nobody_but_admission_says_what_is_mounted() -> None:
     found = parse_tree({"name": "a", "vc": "nlp", "command": "true", "mounts": mounts})
     assert isinstance(found, JobSpec)
     assert found.mounts == ()
+
+
+@pytest.mark.parametrize("place", [*SYSTEM_FOLDERS, *SHARED_FOLDERS, "/", "/usr/x", "/srv/x", "/x"])
+def test_the_launcher_and_admission_refuse_the_same_places(place: str) -> None:
+    assert plans.is_system(place) == bool(place_problem(place))
 
 
 def test_places_overlap_by_whole_names() -> None:

@@ -11,10 +11,14 @@ from typing import Any
 
 from skep.slurm.listing import number_of
 from skep.wire.array import as_ranges, from_ranges, task_of, tasks_of
+from skep.wire.reasons import Reason
 
 WAITS = "queued"
 AT_LIMIT = "JobArrayTaskLimit"
 """What Slurm says of tasks that wait because of `%N`."""
+
+GATES = (Reason.WAITS_FOR_JOBS, Reason.WAITS_FOR_TIME, Reason.HELD)
+"""Why a whole array waits."""
 
 Row = Mapping[str, Any]
 
@@ -33,7 +37,7 @@ def rows_of(array: Row, jobs: Sequence[Row], *, apart: bool) -> list[dict[str, A
     skipped = sorted(from_ranges(counts.get("skipped", "")))
     found = [{**job, "slurm_id": number_of(job["task"])} for job in jobs if job["state"] != WAITS]
     array = {**array, "tasks": None, "place": None}
-    wait = {**array, "state": WAITS, "why": _why(counts, queued)}
+    wait = {**array, "state": WAITS, "why": _why(array["why"], counts, queued)}
     most = f"%{counts['most']}" if counts.get("most") else ""
     for row, indices, bound in (
         ({**wait, "started_at": None, "ended_at": None}, waiting, most),
@@ -78,7 +82,10 @@ def index_of(job: Row) -> int:
     return found[1]
 
 
-def _why(counts: Row, queued: Sequence[Row]) -> str | None:
+def _why(why: str | None, counts: Row, queued: Sequence[Row]) -> str | None:
+    """Return why tasks wait: with the whole array, for their turn, or for the bound of `%N`."""
+    if why in GATES:
+        return why
     if queued:
         return str(queued[0].get("why") or "") or None
     if counts.get("most") and counts.get("queued", 0) + counts.get("running", 0) >= counts["most"]:

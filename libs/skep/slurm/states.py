@@ -34,10 +34,9 @@ REASONS: dict[str, str] = {
     Reason.WAITS_BEHIND: "Priority",
     Reason.PERSON_LIMIT: "AssocGrpGRES",
     Reason.WAITS_FOR_WINDOW: "ReqNodeNotAvail",
-    "JobArrayTaskLimit": "JobArrayTaskLimit",
-    "waits-for-jobs": "Dependency",
-    "waits-for-time": "BeginTime",
-    "held": "JobHeldUser",
+    Reason.WAITS_FOR_JOBS: "Dependency",
+    Reason.WAITS_FOR_TIME: "BeginTime",
+    Reason.HELD: "JobHeldUser",
 }
 """Reasons that Slurm has a word for; every other is shown by its code."""
 
