@@ -135,9 +135,7 @@ async def test_the_standby_takes_over_and_is_taken_over_from(pair: Pair) -> None
         while (waiting := await pair.health("admission-2")) is None or not waiting["facts"]:
             pass
     assert (waiting["epoch"], waiting["active_since"]) == (0, 0)
-    named = await pair.health("admission")
-    assert named is not None
-    assert named["identity"] == "admission-1"
+    assert (await pair.active("admission"))["identity"] == "admission-1"
     await pair.stop("admission-1")
     taken = await pair.active("admission-2")
     assert taken["epoch"] == 2

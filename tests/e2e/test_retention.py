@@ -15,7 +15,8 @@ from skep.wire import subjects
 from tests.e2e.conftest import Gate, Tenant
 from tests.support.embedded import Embedded
 
-pytestmark = pytest.mark.slow
+# Each test goes on with the cluster as the one before left it, so all of them are nightly.
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 JOBS = 40
 RENEWED = ("allocator", "admission", "searches", "advisor", "gateway", "introspector", "node-1")
 
@@ -47,7 +48,6 @@ def renew(cluster: Embedded, name: str) -> None:
     cluster.wait_back(name, entry["pid"])
 
 
-@pytest.mark.nightly
 def test_services_start_behind_what_was_archived(aged: Embedded, gate: Gate) -> None:
     nlp = Tenant(aged, "nlp")
     held = nlp.accepted(nlp.spec(["sh", "-c", gate.wait]))
@@ -79,7 +79,6 @@ def test_services_start_behind_what_was_archived(aged: Embedded, gate: Gate) -> 
     assert blamed["end"] == "succeeded"
 
 
-@pytest.mark.nightly
 def test_an_archive_is_in_the_backup(aged: Embedded, tmp_path: Path) -> None:
     path, other = tmp_path / "one.backup", Embedded(tmp_path / "other")
     before = seen(aged)
