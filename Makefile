@@ -64,7 +64,7 @@ test-nightly: export HYPOTHESIS_PROFILE ?= all
 test-nightly: $(READY) ## Run all tests there are
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
-CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check
+CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check web-check
 check: $(CHECKS) ## All but the tests, as CI does
 	@echo "check: all good"
 
@@ -116,6 +116,12 @@ reference: $(READY) ## Write docs/reference from the code
 
 reference-check: $(READY)
 	@echo "reference"; $(BIN)/python -m tools.reference --check
+
+web: $(READY) ## Build the web page (needs Node 20 and npm)
+	@$(BIN)/python -m tools.web
+
+web-check: $(READY)
+	@echo "web"; $(BIN)/python -m tools.web --check
 
 docs: $(READY) $(BIN)/mkdocs ## Build the documentation site in out/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean

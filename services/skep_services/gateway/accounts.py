@@ -170,6 +170,10 @@ class Accounts:
             "vc": caller.vc,
             "roles": _roles(caller),
             "source": caller.source,
+            "may": [
+                {"action": action, "vc": vc, "own_only": own_only}
+                for action, vc, own_only in caller.rights()
+            ],
         }
         view = self._view
         if caller.person and view is not None:

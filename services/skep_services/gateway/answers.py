@@ -581,8 +581,19 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     repeated: bool = False
 
 
+class MayDo(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the caller may do: in a VC (empty: in any, or it is not about one).
+
+    `own_only`: only to what is the caller's own. Actions are those of the table of rights.
+    """
+
+    action: str
+    vc: str
+    own_only: bool
+
+
 class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway takes the caller for."""
+    """What the gateway takes the caller for, and what it may do."""
 
     name: str
     person: str
@@ -592,6 +603,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     full_name: str = ""
     token: dict[str, Any] | None = None
+    may: tuple[MayDo, ...] = ()
 
 
 class People(msgspec.Struct, frozen=True, kw_only=True):

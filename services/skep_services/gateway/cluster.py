@@ -38,7 +38,6 @@ from skep_services.gateway.frozen import frozen
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
-from skep_services.gateway.page import PAGE, PAGE_POLICY
 from skep_services.gateway.picture import picture
 from skep_services.gateway.shares import fair_view, windows_view
 from skep_services.gateway.submit import Submitter
@@ -106,7 +105,6 @@ class Cluster:
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
         return [
-            web.get("/", self.page),
             web.get("/metrics", self.metrics),
             web.get("/v1/health", self.health),
             web.get("/v1/nodes", self.nodes, allow_head=False),
@@ -125,20 +123,6 @@ class Cluster:
             web.post("/v1/admin/reserve", self.reserve),
             web.post("/v1/admin/unreserve", self.unreserve),
         ]
-
-    async def page(self, request: web.Request) -> web.StreamResponse:
-        """Answer the page for people; it asks for a token and uses the API."""
-        del request
-        return web.Response(
-            body=PAGE,
-            content_type="text/html",
-            charset="utf-8",
-            headers={
-                "Content-Security-Policy": PAGE_POLICY,
-                "Referrer-Policy": "no-referrer",
-                "X-Content-Type-Options": "nosniff",
-            },
-        )
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Answer Prometheus."""

@@ -44,6 +44,7 @@ from skep_services.gateway.promises import PromiseCounts, Promises
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
+from skep_services.gateway.site import Site
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.terminals import Terminals
@@ -332,6 +333,7 @@ class Gateway:
                 *Volumes(indexer).routes(),
                 *Links(indexer, jobs, logs).routes(),
                 *OpenApi().routes(),
+                *Site().routes(),
             ]
         )
         return application

@@ -1,0 +1,47 @@
+// The pages there are: where each is in the address bar, and who is offered it.
+
+import type { ComponentType } from "preact";
+
+import { may } from "../session";
+import { ClusterPage } from "./cluster";
+import { JobPage } from "./job";
+import { JobsPage } from "./jobs";
+import { OverviewPage } from "./overview";
+
+export interface PageOf {
+  name: string;
+  path: string;
+  inNavigation: boolean;
+  matches: (path: string) => boolean;
+  titleOf: (path: string) => string;
+  /** Paths with the same key are one page that changes; with another key it begins anew. */
+  keyOf: (path: string) => string;
+  offered: () => boolean;
+  Page: ComponentType;
+}
+
+function page(name: string, path: string, Page: ComponentType, offered = () => true): PageOf {
+  return {
+    name, path, Page, offered, inNavigation: true,
+    matches: (shown) => shown === path,
+    titleOf: () => name,
+    keyOf: () => path,
+  };
+}
+
+function detail(name: string, under: string, Page: ComponentType): PageOf {
+  const nameOf = (path: string) => decodeURIComponent(path.slice(under.length + 1));
+  return {
+    name, path: under, Page, offered: () => true, inNavigation: false,
+    matches: (shown) => shown.startsWith(`${under}/`) && shown.length > under.length + 1,
+    titleOf: nameOf,
+    keyOf: (path) => path,
+  };
+}
+
+export const pages: PageOf[] = [
+  page("Overview", "/", OverviewPage),
+  page("Jobs", "/jobs", JobsPage),
+  detail("Job", "/jobs", JobPage),
+  page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
+];
