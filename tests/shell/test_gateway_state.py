@@ -193,9 +193,7 @@ async def test_alerts_come_and_go(house: House) -> None:
         assert (alert["severity"], alert["kind"], alert["about"]) == ("warning", "job", job)
         assert (alert["vc"], alert["since"]) == ("nlp", at(10))
         assert alert["todo"].startswith(f"`skep logs {job}`")
-        await house.op.json(
-            "POST", "/v1/admin/quarantine", 202, {"node": "node-1", "device": 1}
-        )
+        await house.op.json("POST", "/v1/admin/quarantine", 202, {"node": "node-1", "device": 1})
         await house.caught_up()
         house.cluster.clock.advance(seconds(2.0))
         await watcher.until(lambda: "gpu-bad/node-1/1" in found)
@@ -215,7 +213,10 @@ async def test_rates_alone_change_a_row_now_and_then(house: House) -> None:
     async with house.op.open("/v1/state/changes?tables=jobs") as answer:
         watcher = Watcher(answer)
         for number, rate in enumerate((1_000, 1_010, 1_200)):
-            told = Rates(at=at(20 + number), jobs=(JobRate(job=job, attempt=1, steps=number, rate_milli=rate),))
+            told = Rates(
+                at=at(20 + number),
+                jobs=(JobRate(job=job, attempt=1, steps=number, rate_milli=rate),),
+            )
             await house.bus.send(subjects.finding("rates"), codec.encode(told), {})
             house.cluster.clock.advance(seconds(3.0))
             if rate != 1_010:
