@@ -240,7 +240,7 @@ async def _with_gateway(
 ) -> dict[str, Any]:
     assert child.stdin is not None
     assert child.stdout is not None
-    count = len(feed.records)
+    count = sum(kind == STORE for kind, _, _ in feed.records)
     child.stdin.write(b"".join(feed.taken()))
     await child.stdin.drain()
     port = int(await child.stdout.readline())
@@ -393,9 +393,7 @@ async def _gateway(folder: Path) -> None:
 
 
 async def _count(served: Gateway, said: TextIO) -> None:
-    """Say how many records are taken over, as long as more come."""
-    before = -1
-    while (now := served.indexer.positions[subjects.ALLOC]) != before or not now:
-        print(now, file=said, flush=True)
-        before = now
+    """Say how many records are taken over, again and again."""
+    while True:
+        print(served.indexer.positions[subjects.ALLOC], file=said, flush=True)
         await asyncio.sleep(0.5)

@@ -15,6 +15,7 @@ from skep.units import seconds
 from skep.wire import codec, subjects
 from skep.wire.findings import JobRate, Rates, Stalled
 from skep.wire.roles import Role
+from skep.wire.spec import SizeHint
 from skep_services.gateway import state
 from skep_services.gateway.columns import HISTORY, TABLES
 from skep_services.gateway.versions import GONE_MAX
@@ -128,7 +129,7 @@ async def test_a_reader_resumes_and_one_from_elsewhere_is_reset(house: House) ->
     ) as answer:
         watcher = Watcher(answer)
         await watcher.until(lambda: watcher.state_of(job) == "bound")
-        assert set(watcher.tables) == {name for name in TABLES}
+        assert set(watcher.tables) == set(TABLES)
         assert not watcher.tables["gpus"]
         assert not watcher.resets
     for stale in ("feed-1", f"{cursor.split('-')[0]}-999999"):
@@ -206,7 +207,7 @@ async def test_alerts_come_and_go(house: House) -> None:
 
 
 async def test_rates_alone_change_a_row_now_and_then(house: House) -> None:
-    job = await submitted(house, size={"iters": 1_000})
+    job = await submitted(house, size=SizeHint(mini_batches=1_000))
     house.cluster.runs(job)
     await house.caught_up()
     shown: list[int | None] = []
