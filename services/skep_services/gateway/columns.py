@@ -1,7 +1,8 @@
 """The tables of `/v1/state`: which there are, and the columns of each. The first one is the key.
 
-Instants are wall-clock nanoseconds, cut to milliseconds; those that are estimated are
-`[p10, p50, p90]`. Null: it has not happened, or is not known.
+Instants are wall-clock nanoseconds, cut to seconds; those that are estimated are
+`[p10, p50, p90]`. Rates and mini-batches of jobs that run have three digits, a utilisation two.
+Null: it has not happened, or is not known.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ JOBS = (
 )
 """`task` is `j7[3]` of a task of array j7; `tasks`, of an array, its tasks by state. `search` is
 the search whose trial it is, `after` the jobs and arrays that it waits for. `utilisation` and
-`progress` are thousandths. `promise` is the answer to its deadline `due`, `standing` is `open`,
+`progress` are thousandths, `start` is told until it has started. `promise` is the answer to its deadline `due`, `standing` is `open`,
 `kept` or `broken`. `changing` is the change under way: `goal`, `why`, `since`. `why` is the code of
 the reason of its state, `text` that in one sentence, `needs` what it is about."""
 NODES = (
