@@ -1,11 +1,13 @@
 """Open pages: what 200 of them cost the gateway, and how soon each sees a change.
 
-    python -m benchmarks pages [--jobs 10000] [--nodes 1000] [--pages 200] [--facts 100] [--seconds 20]
+    python -m benchmarks pages [--jobs 10000] [--nodes 1000] [--pages 200] [--facts 100]
+                               [--seconds 20]
 
 A gateway runs in a process of its own, on a bus in its memory; it is given the records of a real
-allocator, and once a second the rates of all running jobs and the heartbeats of all nodes. `facts` a second come of jobs that are
-submitted, start and end. Every page reads `/v1/state/changes`; one of them notes when it has the
-row of a fact. `cores` is the processor time of the gateway for a second: with and without pages.
+allocator, and once a second the rates of all running jobs and the heartbeats of all nodes. `facts`
+a second come of jobs that are submitted, start and end. Every page reads `/v1/state/changes`; one
+of them notes when it has the row of a fact. `cores` is the processor time of the gateway for a
+second: with and without pages.
 `frame_ms` is from the instant of a record until its row has come. `first_bytes` is the compressed
 answer of `/v1/state`, and `first_ms` how long it took when nothing was ready, and again at once.
 `within_limit`: all of it half a core at most, and 99 of 100 rows within 500 ms.

@@ -1,4 +1,4 @@
-"""`skep alerts`: what somebody should look at, with what to do."""
+"""`skep alerts`: what needs a look, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/state` for many readers at once: tables kept while somebody looks, encoded once for all.
+"""`/v1/state` for many readers at once: tables kept while pages are open, encoded once for all.
 
     tick every TICK_S ──> a version ──> readers wake ──> one frame for all that see the same
 
@@ -131,7 +131,7 @@ class Feed:
         return Cursor(self.epoch, self.tables.versions.version)
 
     async def run(self) -> None:
-        """Keep the tables up while somebody looks, until cancelled."""
+        """Keep the tables up while pages are open, until cancelled."""
         while True:
             await self._wanted.wait()
             began, worked = time.monotonic(), time.thread_time()

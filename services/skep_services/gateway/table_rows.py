@@ -31,7 +31,7 @@ NODES_SHOWN = 64
 """Nodes named of one gang; `place` has the same."""
 PLACE_CHARS_MAX = 1_000
 DIFFERS_PERCENT = 2
-"""Less is not shown of rates and other soft values: nobody reads the difference."""
+"""Less is not shown of rates and other soft values: the difference says nothing."""
 ESTIMATE_DIFFERS: int = seconds(5.0)
 """Nor of an estimate: it moves a little whenever anything is measured."""
 
@@ -182,7 +182,7 @@ def _awaited(name: str, fold: Fold) -> list[str]:
 
 
 def whole(at: int | None) -> int | None:
-    """Return an instant cut to seconds: digits that nobody reads do not compress."""
+    """Return an instant cut to seconds: further digits say nothing, and do not compress."""
     return None if at is None else at // NS_PER_SECOND * NS_PER_SECOND
 
 

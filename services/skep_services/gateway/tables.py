@@ -3,7 +3,7 @@
     news of the fold ──> rows of jobs ──> their nodes and GPUs, sums of VCs ──> commit: a version
                   clock ──> alerts, searches, silent nodes, soft values, a slow walk over everything
 
-Nothing is read from outside: who owns this calls `tick`, and says what time it is.
+Nothing is read from outside: the feed calls `tick`, and says what time it is.
 """
 
 from __future__ import annotations
