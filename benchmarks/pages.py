@@ -59,7 +59,12 @@ HEAD = struct.Struct("<BHI")
 STORE, SEND = 0, 1
 TABLES = "totals,alerts,vcs,searches"
 """What a page needs to show an overview."""
-STATES = {JobQueued: "queued", JobBound: "bound", JobRan: "running", JobEnded: "succeeded"}
+STATES: dict[Any, str] = {
+    JobQueued: "queued",
+    JobBound: "bound",
+    JobRan: "running",
+    JobEnded: "succeeded",
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -366,7 +371,8 @@ def gateway() -> None:
 
 
 async def _gateway(folder: Path) -> None:
-    clock, lost = SystemClock(), []
+    clock = SystemClock()
+    lost: list[Exception] = []
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What is logged is no figure.
     broker = MemoryBroker(clock)

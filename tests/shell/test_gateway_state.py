@@ -18,6 +18,8 @@ from skep.wire.roles import Role
 from skep.wire.spec import SizeHint
 from skep_services.gateway import feed, state
 from skep_services.gateway.columns import HISTORY, TABLES
+from skep_services.gateway.rows import Times
+from skep_services.gateway.table_rows import Soft, differs
 from tests.gateway_kit import DEADLINE_S, Client, House, error, opened, submitted
 from tests.kit import at
 
@@ -79,6 +81,10 @@ class Watcher:
     async def until(self, reached: Callable[[], bool]) -> None:
         while not reached():
             await self.event()
+
+    def rate_of(self, job: str) -> tuple[int, int, int] | None:
+        row = self.tables["jobs"].get(job)
+        return (row["rate_milli"], row["steps"], row["progress"]) if row else None
 
     def state_of(self, job: str) -> str | None:
         row = self.tables["jobs"].get(job)
@@ -206,26 +212,31 @@ async def test_alerts_come_and_go(house: House) -> None:
     assert "gpu-bad/node-1/1" in (await tables(house.vision, "alerts"))["alerts"]
 
 
-async def test_rates_alone_change_a_row_now_and_then(house: House) -> None:
+async def test_a_rate_alone_changes_a_row(house: House) -> None:
     job = await submitted(house, size=SizeHint(mini_batches=1_000))
     house.cluster.runs(job)
     await house.caught_up()
-    shown: list[int | None] = []
     async with house.op.open("/v1/state/changes?tables=jobs") as answer:
         watcher = Watcher(answer)
-        for number, rate in enumerate((1_000, 1_010, 1_200)):
+        for steps, rate in ((100, 1_000), (200, 1_200)):
             told = Rates(
-                at=at(20 + number),
-                jobs=(JobRate(job=job, attempt=1, steps=number, rate_milli=rate),),
+                at=at(20 + steps), jobs=(JobRate(job=job, attempt=1, steps=steps, rate_milli=rate),)
             )
             await house.bus.send(subjects.finding("rates"), codec.encode(told), {})
             house.cluster.clock.advance(seconds(3.0))
-            if rate != 1_010:
-                await watcher.until(
-                    lambda rate=rate: watcher.tables["jobs"].get(job, {}).get("rate_milli") == rate
-                )
-                shown.append(watcher.tables["jobs"][job]["rate_milli"])
-    assert shown == [1_000, 1_200]
+            shown = (rate, steps, steps)
+            await watcher.until(lambda shown=shown: watcher.rate_of(job) == shown)  # type: ignore[misc]
+
+
+async def test_rates_that_are_alike_are_not_shown_again() -> None:
+    def soft(rate: int | None = 1_000, progress: int | None = 100, end: float = 1_000) -> Soft:
+        times = Times(int(at(end)), int(at(end)), int(at(end)))
+        return Soft(rate, 900, 10, progress, None, times)
+
+    alike = (soft(), soft(1_020), soft(980), soft(progress=120), soft(end=1_019), soft(end=985))
+    others = (soft(1_021), soft(979), soft(None), soft(progress=121), soft(end=1_021))
+    assert not any(differs(soft(), one, at(0)) for one in alike)
+    assert all(differs(soft(), one, at(0)) for one in others)
 
 
 async def test_what_is_wrong_is_refused(house: House) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,11 @@ def test_history_is_an_hour_a_line(
     gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin = T0 // HOUR * HOUR
-    row = dict.fromkeys(HISTORY, 0) | {"useful": None, "waited_p50_s": None, "waited_p90_s": None}
+    row: dict[str, Any] = dict.fromkeys(HISTORY, 0) | {
+        "useful": None,
+        "waited_p50_s": None,
+        "waited_p90_s": None,
+    }
     used = row | {"held": 4.0, "useful": 500, "started": 2, "waited_p90_s": 90.0}
     rows = [row | {"at": begin}, used | {"at": begin + HOUR // 12}, used | {"at": begin + HOUR}]
     answer = {"step_s": 300, "columns": HISTORY, "rows": [[*one.values()] for one in rows]}

@@ -190,7 +190,7 @@ def rounded(value: int | None, digits: int = 3) -> int | None:
     """Return a number of so many digits: for the same reason."""
     if value is None or value < 10**digits:
         return value
-    step = 10 ** (len(str(value)) - digits)
+    step = int(10 ** (len(str(value)) - digits))
     return value // step * step
 
 
