@@ -22,6 +22,7 @@ from skep_services.gateway.rows import Times
 from skep_services.gateway.table_rows import Soft, differs
 from tests.gateway_kit import DEADLINE_S, Client, House, error, opened, submitted
 from tests.kit import at
+from tests.search_kit import tree
 
 pytestmark = pytest.mark.asyncio
 
@@ -125,6 +126,30 @@ async def test_a_listing_and_its_changes_tell_a_jobs_life(house: House) -> None:
     now = await tables(house.op)
     assert now["jobs"] == watcher.tables["jobs"]
     assert now["gpus"][f"{node}/0"] == watcher.tables["gpus"][f"{node}/0"]
+
+
+async def test_arrays_count_their_tasks_and_searches_are_listed(house: House) -> None:
+    array = await submitted(house, array="0-2%2", over_quota="wait")
+    rows = (await tables(house.op, "jobs"))["jobs"]
+    assert rows[array]["tasks"] | {"running": 2, "total": 3, "waiting": 1} == rows[array]["tasks"]
+    assert rows[array]["text"] == "3 tasks: 2 running, 1 to come"
+    first = next(row for row in rows.values() if row["task"] == f"{array}[0]")
+    house.cluster.runs(first["job"])
+    house.cluster.exits(first["job"])
+    await house.caught_up()
+    rows = (await tables(house.op, "jobs"))["jobs"]
+    # An ended task is only counted: an array of thousands would leave no room for other jobs.
+    assert first["job"] not in rows
+    assert rows[array]["tasks"]["succeeded"] == 1
+    assert sum((await tables(house.op, "totals"))["totals"]["all"]["jobs"].values()) == 2
+    async with house.op.open("/v1/state/changes?tables=searches") as answer:
+        watcher = Watcher(answer)
+        begun = await house.op.json("POST", "/v1/searches", 201, tree(sampler="client"))
+        house.cluster.clock.advance(seconds(2.0))
+        found = watcher.tables["searches"]
+        await watcher.until(lambda: begun["search"] in found)
+        assert (found[begun["search"]]["vc"], found[begun["search"]]["state"]) == ("nlp", "active")
+    assert not (await tables(house.vision, "searches"))["searches"]
 
 
 async def test_a_reader_resumes_and_one_from_elsewhere_is_reset(house: House) -> None:

@@ -131,7 +131,9 @@ class Feed:
         return Cursor(self.epoch, self.tables.versions.version)
 
     async def run(self) -> None:
-        """Keep the tables up while pages are open, until cancelled."""
+        """Build the tables, then keep them up while pages are open, until cancelled."""
+        self._wanted_at = time.monotonic()
+        self._wanted.set()
         while True:
             await self._wanted.wait()
             began, worked = time.monotonic(), time.thread_time()

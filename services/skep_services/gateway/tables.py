@@ -106,8 +106,13 @@ class Tables:
             ended: The numbers of the newest ended jobs in the store.
             now: The time.
         """
-        found = [self._fold.find(job_id(sequence)) for sequence in ended]
-        there = [job for job in found if job is not None and job.row.state in ENDED]
+        there = []
+        for number, sequence in enumerate(ended):
+            job = self._fold.find(job_id(sequence))
+            if job is not None and job.row.state in ENDED:
+                there.append(job)
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
         there.sort(key=lambda job: (job.row.ended_at or 0, job.sequence))
         self._fold.news.take()
         await self._do([job.row.job for job in there], list(self._fold.state.nodes), now)
