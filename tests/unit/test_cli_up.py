@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from skep_services.cli import down, exits, up
 from skep_services.cli.exits import CommandError
 from skep_services.cli.main import main
+from skep_services.cli.options import Command
 from skep_services.supervisor import config, home
 from tests.cli_kit import fake_gateway
 
@@ -455,10 +457,10 @@ def test_down_names_the_nodes_whose_jobs_do_not_end(
 
 
 def test_no_error_is_without_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: object) -> None:
+    def late(_: Namespace) -> int:
         raise TimeoutError
 
-    monkeypatch.setitem(down.COMMANDS, "down", down.Command(down.options_down, late))
+    monkeypatch.setitem(down.COMMANDS, "down", Command(down.options_down, late))
     code, _, err = run("down")
     assert code == exits.UNREACHABLE
     assert err == "skep down: it was not done in time (TimeoutError): try again\n"

@@ -16,7 +16,7 @@ from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.live import age_s
 from skep_services.gateway.rows import PLACED, State
-from skep_services.gateway.views import node_state
+from skep_services.gateway.views import Removed, in_use, node_state
 from skep_services.ports import Clock
 
 DEFERRED = "deferred"
@@ -44,9 +44,9 @@ class Metrics:
             registry=self._registry,
         )
 
-    def watch(self, indexer: Indexer, hub: Hub, clock: Clock) -> None:
+    def watch(self, indexer: Indexer, hub: Hub, clock: Clock, removed: Removed) -> None:
         """Look these up whenever the metrics are read."""
-        self._registry.register(_Lookup(indexer, hub, clock))
+        self._registry.register(_Lookup(indexer, hub, clock, removed))
 
     def add(self, collector: Collector) -> None:
         """Look up what another part knows, too."""
@@ -66,8 +66,9 @@ class Metrics:
 
 
 class _Lookup(Collector):
-    def __init__(self, indexer: Indexer, hub: Hub, clock: Clock) -> None:
+    def __init__(self, indexer: Indexer, hub: Hub, clock: Clock, removed: Removed) -> None:
         self._indexer, self._hub, self._clock = indexer, hub, clock
+        self._removed = removed
 
     def collect(self) -> Iterator[Metric]:
         yield from self._jobs()
@@ -120,7 +121,7 @@ class _Lookup(Collector):
         fold, live, now = self._indexer.fold, self._indexer.live, self._clock.now()
         states: dict[tuple[str, ...], int] = {}
         total = free = 0
-        for node in fold.state.nodes.values():
+        for node in in_use(fold, self._removed):
             key = (node_state(node, live, now),)
             states[key] = states.get(key, 0) + 1
             total += len(node.joined.gpus)
