@@ -31,8 +31,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "ca": ("authority", "show | issue | begin | ...: what the machines of a cluster believe"),
         "server": (
             "server",
-            "init | join | run | status | token | rotate-certs | ports | install | upgrade: a "
-            "cluster of real machines",
+            "init | join | run | status | token | rotate-certs | ports | install | upgrade | "
+            "notify: a cluster of real machines",
         ),
     },
     "jobs": {
