@@ -58,7 +58,7 @@ def _ages(rows: Rows, now_ns: int) -> list[str]:
     ages = [now_ns - at if (at := row["submitted_at"]) else None for row in rows]
     seconds = {age // SECOND_NS for age in ages if age and age >= TEXT_BY_SECOND_NS}
     texts = {second: duration(second * SECOND_NS) for second in seconds}
-    return [texts.get(age // SECOND_NS) or duration(age) if age else "-" for age in ages]
+    return ["-" if age is None else texts.get(age // SECOND_NS) or duration(age) for age in ages]
 
 
 def _runs(rows: Rows, now_ns: int) -> list[str]:
