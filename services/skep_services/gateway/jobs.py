@@ -39,6 +39,7 @@ from skep_services.gateway.choosing import (
     sorting_of,
     stage,
 )
+from skep_services.gateway.code_store import KEEP_S
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
@@ -60,6 +61,7 @@ WAIT_S_MAX = 60
 JOB_EVENTS_MAX = 10_000
 NAMESAKES_SHOWN = 5
 """Ids named where several jobs have the name that was given."""
+DAY_S = 24 * 3600
 STARTED = (State.RUNNING, State.SUSPENDED, State.STOPPING, *ENDED)
 
 
@@ -206,8 +208,26 @@ class Jobs:
             beside = await self.named(caller, options["beside"])
             check(action, caller, beside.row.vc, beside.row.owner)
             options["beside"] = beside.row.job
+        if name == "retry":
+            await self._check_code(job)
         done = await self._submitter.ask(caller, job, name, options)
         return json_response(done.body, done.status)
+
+    async def _check_code(self, job: Job) -> None:
+        """Stop at an array whose tasks could not run: no unfinished job named their code.
+
+        Raises:
+            ApiError: Its code was taken out (409).
+        """
+        row = job.row
+        try:
+            self._submitter.check_code(row.vc, await self._indexer.spec(job) or b"")
+        except ApiError:
+            text = (
+                f"{row.job}: its code is kept for {KEEP_S // DAY_S} days after its end at most, "
+                "and is gone: submit it again from its folder (`skep submit`, `skep run --array`)"
+            )
+            raise ApiError(409, Reason.NO_CODE, text, job=row.job) from None
 
     async def have_back(self, caller: Caller, job: Job) -> None:
         """Ask for the return of a job that was suspended because it did nothing.

@@ -282,7 +282,7 @@ class Gateway:
     async def _application(self) -> web.Application:
         indexer, watch, clock = self.indexer, self.watch, self._clock
         metrics = Metrics()
-        metrics.watch(indexer, self.hub, clock)
+        metrics.watch(indexer, self.hub, clock, self.people.is_removed)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer, self.people.note)
         await submitter.listen()
         submitter.check_code = self.code.check
@@ -295,8 +295,11 @@ class Gateway:
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
         terminals = Terminals(self._bus, self._identity, jobs, limits, self.people.note)
-        health = Health(self._bus, indexer, clock, self.people.services)
-        cluster = Cluster(indexer, submitter, health, metrics, clock, self.models.stages)
+        removed = self.people.is_removed
+        health = Health(self._bus, indexer, clock, removed, self.people.services)
+        cluster = Cluster(
+            indexer, submitter, health, metrics, clock, self.models.stages, removed=removed
+        )
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         application = web.Application(
