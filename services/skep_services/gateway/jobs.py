@@ -218,6 +218,16 @@ class Jobs:
         check(Action.CHANGE, caller, job.row.vc, job.row.owner)
         await self._submitter.ask(caller, job, "resume", {})
 
+    async def have_back_if_idle(self, caller: Caller, name: str) -> None:
+        """Ask for the return of a job if it is suspended because it did nothing.
+
+        Raises:
+            ApiError: As `have_back` does, or there is no such job any more (404).
+        """
+        job = self._by_id(caller, name)
+        if job.row.state is State.SUSPENDED and job.row.why == Reason.IDLE:
+            await self.have_back(caller, job)
+
     async def requeue(self, request: web.Request) -> web.StreamResponse:
         """Submit an ended job again, as a new job of the caller; answer that one's verdict.
 

@@ -3,7 +3,8 @@
     client --WebSocket--> Terminals.answer --bus--> agent        (frames of `wire.terminal`)
 
 This judges whether the person may, finds the rank's node, writes the line of the audit log, and
-then only carries frames. Client and agent keep to windows from end to end, so nothing is kept here
+then only carries frames. What a client says to a job that is suspended because it did nothing waits
+in the job, and asks for its return. Client and agent keep to windows from end to end, so nothing is kept here
 beyond one window of each session: an end that does not keep to it is cut.
 """
 
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -41,6 +43,9 @@ QUEUE_MAX = 2 * WINDOW_BYTES // FRAME_COST
 nothing."""
 COMMAND_CHARS_SHOWN = 120
 """How much of a command is in the audit log: arguments may be anything, secrets too."""
+
+RETURN_EVERY_S = 2.0
+"""How often the words of one client ask for the return of its job."""
 
 Note = Callable[[Caller, str, str, str], Awaitable[None]]
 ACTIONS = {"exec": "exec", "attach": "attach", "forward": "port-forward", "copy": "cp"}
@@ -126,26 +131,32 @@ class Terminals:
                 said = error.body["error"]
                 await session.over(Over(reason=str(said["reason"]), text=str(said["text"])))
                 return
-            await session.join(placed, wanted)
+            await session.join(placed, wanted, partial(self._have_back, caller, placed.job))
         except (ConnectionError, TimeoutError):
             pass  # The client has gone; the agent is told when the session is left.
+
+    async def _have_back(self, caller: Caller, name: str) -> None:
+        """Ask for the return of a job that was idle, if it can; nobody waits for an answer."""
+        with contextlib.suppress(ApiError):  # A new session says why not.
+            await self._jobs.have_back_if_idle(caller, name)
 
     async def _returning(self, caller: Caller, job: Job, over: Over) -> Over:
         """Return why there is no session, having asked for the return of a job that was idle."""
         if over.reason != Reason.JOB_SUSPENDED or job.row.why != Reason.IDLE:
             return over
-        name = job.row.job
+        name, returns = job.row.job, False
         try:
             await self._jobs.have_back(caller, job)
         except ApiError as error:
             said = error.body["error"]
             text = f"{name} did nothing and gave its GPUs back; it cannot return: {said['text']}"
         else:
+            returns = True
             text = (
                 f"{name} did nothing and gave its GPUs back. It was asked to return: try again "
                 f"once it runs (skep show {name})"
             )
-        return Over(reason=over.reason, text=text)
+        return Over(reason=over.reason, text=text, returns=returns)
 
 
 def admit(caller: Caller, job: Job) -> None:
@@ -213,6 +224,8 @@ class Session:
         self._heard_at = 0.0
         self._opened = self._ended = self._agent_done = False
         self._told: asyncio.Queue[Frame] = asyncio.Queue()
+        self._have_back: Callable[[], Awaitable[None]] = _nothing
+        self._asked_back_at = -RETURN_EVERY_S
 
     async def first(self) -> Open | Over:
         """Return what the client wants to run.
@@ -240,12 +253,20 @@ class Session:
         await self._give(Frame(Kind.OVER, codec.encode(over)))
         await self._socket.close()
 
-    async def join(self, placed: Placed, wanted: Open) -> None:
+    async def join(
+        self, placed: Placed, wanted: Open, have_back: Callable[[], Awaitable[None]]
+    ) -> None:
         """Have the agent start it, and carry what both say until one of them ends it.
+
+        Args:
+            placed: Where it runs.
+            wanted: What is to run.
+            have_back: Asks for the return of the job if it is suspended because it did nothing.
 
         Raises:
             ConnectionError: The client has gone.
         """
+        self._have_back = have_back
         self._node = placed.node
         loop = asyncio.get_running_loop()
         subject = subjects.session(self._identity, placed.node, self.name)
@@ -336,6 +357,14 @@ class Session:
                 return Over(reason=Reason.BAD_VALUE, text=trouble)
             if frame.kind is not Kind.ALIVE:
                 await self._tell(frame)
+            if frame.kind is Kind.INPUT:
+                await self._ask_back()
+
+    async def _ask_back(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._asked_back_at >= RETURN_EVERY_S:
+            self._asked_back_at = now
+            await self._have_back()
 
     def _counted(self, frame: Frame) -> str:
         """Count a frame of the client; return how it does not keep to its window."""
@@ -370,6 +399,10 @@ class Session:
             if now - self._heard_at >= terminal.SILENT_S:
                 return _lost(f"{self._node} has not been heard for {terminal.SILENT_S:.0f} s")
             await self._tell(Frame(Kind.ALIVE, alive))
+
+
+async def _nothing() -> None:
+    """Ask for nothing: no job is known yet."""
 
 
 def _is_last(frame: Frame) -> bool:
