@@ -29,8 +29,9 @@ TURN_S = 1.0
 """How often the agent is told: what it heard holds for five seconds."""
 LOOK_TURNS = 5
 """How often Jupyter is asked, in turns; within the last of them before it is idle, every time."""
-AWAY_S = 3.0
-"""A turn that took longer than this was frozen in between: the job is back."""
+AWAY_S = 2.5
+"""A turn that took longer than this was frozen in between: the job is back. Where that was shorter,
+the agent passes over what is asked for a while."""
 ASKS_MAX = 60
 """How long the suspension may take (turns): the driver moves 80 GB in some 20 s."""
 ANSWER_WITHIN_S = 5.0

@@ -19,6 +19,9 @@ from skep.wire.talk import Idle
 
 SAID_FRESH = seconds(5)
 """How long what a rank says holds: it says so every second."""
+BACK_FRESH = seconds(15)
+"""How long a part that went on is not suspended again by its own word: what it says may be of
+before, and whoever had it come back has said nothing to it yet."""
 USE_MAX = 10
 """Thousandths of a device's time: a driver that is asked shows a little."""
 
@@ -60,10 +63,12 @@ class Idling:
         self._said = {each: one for each, one in said.items() if now - one[0] < SAID_FRESH}
         told = []
         for key, part in parts.items():
-            if (asked := self._asked(part)) and runs(part):
+            if not runs(part):
+                continue
+            if (asked := self._asked(part)) and not is_back(part, now):
                 told.append(IdlePart(job=key[0], attempt=key[1], idle_ns=asked, asks=True))
                 continue
-            if not watched(part) or not unused(part, used):
+            if not unused(part, used) or not watched(part):
                 continue
             steps = sum(rank.steps for rank in progress.get(key, {}).values())
             since, known = before.get(key, (now, steps))
@@ -84,14 +89,19 @@ class Idling:
 
 
 def watched(part: PartState) -> bool:
-    """Return whether a part runs, and its VC wants to know whether it does nothing."""
-    return part.command is not None and part.command.idle_s > 0 and runs(part)
+    """Return whether the VC of a part wants to know whether it does nothing."""
+    return part.command is not None and part.command.idle_s > 0
 
 
 def runs(part: PartState) -> bool:
     """Return whether a part runs, and nothing is under way with it."""
     begun = part.started is not None and part.over is None and part.grace_s is None
     return begun and part.stand is Stand.RUNNING and part.changing is None
+
+
+def is_back(part: PartState, now: Instant) -> bool:
+    """Return whether a part was changed a moment ago, as one is that goes on."""
+    return part.changed is not None and now - part.changed.changed.at < BACK_FRESH
 
 
 def unused(part: PartState, used: Mapping[int, int]) -> bool:
