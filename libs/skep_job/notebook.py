@@ -38,6 +38,11 @@ LOOK_WITHIN_S = 30.0
 LISTENS_WITHIN_S = 120.0
 """How long Jupyter may take to begin: 3 s, but more on a busy node or a slow file system."""
 LOOK_EVERY_S = 0.05
+IDLE_PYTHON_MIN = (3, 10)
+OLD = (
+    f"--idle needs Python {'.'.join(map(str, IDLE_PYTHON_MIN))} or later as `python3`, which is "
+    f"{sys.version.split()[0]} here: leave --idle out"
+)
 NOT_YET = 4
 """The exit code of `--where` if Jupyter does not come to listen."""
 
@@ -141,6 +146,8 @@ def serve(python: str, idle_s: int) -> int:
     run = os.environ.get(RUN_VARIABLE, "")
     if not run:
         return _said("it is a job's process: `skep notebook` starts it", 2)
+    if idle_s and sys.version_info < IDLE_PYTHON_MIN:
+        return _said(OLD, 1)
     try:
         program = program_of(python)
         if not program:
