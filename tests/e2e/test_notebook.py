@@ -48,8 +48,8 @@ class Page(http.server.BaseHTTPRequestHandler):
 
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever()
 """
-"""Stands in for Jupyter: it listens where it is told, wants the token, counts pages, and says when it
-gave the last one."""
+"""Stands in for Jupyter: it listens where it is told, wants the token, counts pages, and says when
+it gave the last one."""
 FAILS_ONCE = (
     "import os, sys; print(len(sys.stdin.read())); "
     "sys.exit(os.environ['SKEP_RUN'].split('.')[1:] == ['1', '0'])"

@@ -3,9 +3,9 @@
     client --WebSocket--> Terminals.answer --bus--> agent        (frames of `wire.terminal`)
 
 This judges whether the person may, finds the rank's node, writes the line of the audit log, and
-then only carries frames. What a client says to a job that is suspended because it did nothing waits
-in the job, and asks for its return. Client and agent keep to windows from end to end, so nothing is kept here
-beyond one window of each session: an end that does not keep to it is cut.
+then only carries frames. Client and agent keep to windows from end to end, so nothing is kept here
+beyond one window of each session: an end that does not keep to it is cut. What a client says to a
+job that is suspended because it did nothing waits in the job, and asks for its return.
 """
 
 from __future__ import annotations

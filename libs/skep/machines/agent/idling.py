@@ -1,9 +1,9 @@
 """Which parts of a node do nothing: no mini-batch, and no use of their devices; or they say so.
 
 What is not known counts as use: that of devices that do not tell, as CPU slots. So does what others
-do on devices that they share with the part. A rank that knows better when it does nothing, as a notebook
-does, says so itself and is believed: it asks for its own suspension. Soft: an agent that restarts
-counts anew.
+do on devices that they share with the part. A rank that knows better when it does nothing, as that
+of a notebook does, says so itself and is believed: it asks for its own suspension. Soft: an agent
+that restarts counts anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAID_FRESH = seconds(5)
 """How long what a rank says holds: it says so every second."""
 BACK_FRESH = seconds(15)
 """How long a part that went on is not suspended again by its own word: what it says may be of
-before, and whoever had it come back has said nothing to it yet."""
+before, and what it came back for may not have reached it yet."""
 USE_MAX = 10
 """Thousandths of a device's time: a driver that is asked shows a little."""
 

@@ -1,6 +1,6 @@
 """Jobs that do nothing give their GPUs back, where their VC wants it and they can.
 
-    every node: IdlePart --all parts idle for long enough, or they ask--> JobChanging (suspend, idle)
+    every node: IdlePart --all parts idle for long enough, or asking--> JobChanging (suspend, idle)
         --released--> suspended, until its owner asks for its return
         --not released--> it goes on where it was, and the same is not tried again
 
