@@ -87,14 +87,20 @@ class Agent:
         """Speak for a rank; None: there is no agent to speak to."""
         self._settings = settings
         self._link: Link | None = None
+        self._can: list[str] = []
 
     def tell(self, idle_s: float) -> None:
         """Say for how long nothing has happened (seconds); 0: something does."""
         if self._settings is None:
             return
+        # While something happens it is not to be frozen, for whatever others would need its GPUs.
+        can = ["release"] if idle_s else []
+        changed, self._can = self._link is not None and can != self._can, can
         try:
             link = self._link = self._link or self._greet(self._settings)
             link.receive()  # Nothing that a rank is told is for this process.
+            if changed:
+                link.send(self._message("can", tier="opaque", can=can))
             link.send(self._message("idle", idle_ns=int(idle_s * 1e9)))
         except LinkLost:
             if self._link is not None:
@@ -106,8 +112,7 @@ class Agent:
         try:
             hello = self._message("hello", pid=os.getpid(), token=settings.secret)
             link.send(hello)
-            # Its kernels know no mini-batches, and can be frozen at any time.
-            link.send(self._message("can", tier="opaque", can=["release"]))
+            link.send(self._message("can", tier="opaque", can=self._can))
         except LinkLost:
             link.drop()
             raise

@@ -101,9 +101,11 @@ def test_a_job_that_asks_is_suspended_in_any_vc() -> None:
     plain = allocator(joined("node-1"))
     plain(admitted(1, gpus=4))
     plain(started("j1"))
-    plain(known("j1", "node-1", DRIVER))
+    plain(known("j1", "node-1", ()))
     part = IdlePart(job="j1", attempt=1, idle_ns=seconds(90), asks=True)
     asks = Heartbeat(node="node-1", identity="id-node-1", at=T0, idle=(part,))
+    assert plain(asks) == [], "what it can is not known yet"
+    plain(known("j1", "node-1", DRIVER))
     effects = plain(asks)
     (command,) = told(effects)
     assert command.change == Suspend(release=True)
@@ -228,6 +230,20 @@ def test_ranks_that_say_they_do_nothing_are_believed_whatever_their_devices_do()
     decide(says(70), 5)
     assert len(beats(decide.tick(5))[0]) == 1
     assert beats(decide.tick(9)) == [()], "nothing was heard of it since"
+
+
+def test_the_rule_of_the_vc_is_not_for_what_says_it_itself() -> None:
+    decide = watched()
+    decide(use(0, 0))
+    for rank in range(2):
+        decide(says(0, rank=rank), 2)
+    assert beats(decide.tick(2)) == [()]
+    for second in range(3, 70):
+        for rank in range(2):
+            decide(says(0, rank=rank), second)
+        assert beats(decide.tick(second)) == [()]
+    assert beats(decide.tick(80)) == [()], "it is silent: from now on the rule counts"
+    assert len(beats(decide.tick(140))[0]) == 1
 
 
 def test_a_part_that_has_just_gone_on_is_not_suspended_by_what_it_said_before() -> None:

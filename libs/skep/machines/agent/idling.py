@@ -2,8 +2,8 @@
 
 What is not known counts as use: that of devices that do not tell, as CPU slots. So does what others
 do on devices that they share with the part. A rank that knows better when it does nothing, as that
-of a notebook does, says so itself and is believed: it asks for its own suspension. Soft: an agent
-that restarts counts anew.
+of a notebook does, says so itself, goes by its own time, and is believed: it asks for its own
+suspension. Soft: an agent that restarts counts anew.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Idling:
     def heard(self, message: Idle, now: Instant) -> None:
         """Take it that a rank does nothing, by its own measure, or does something again."""
         token = run_token(message.job, message.attempt, message.rank)
-        self._said.pop(token, None)
-        if message.idle_ns and not message.part:
+        if not message.part:
             self._said[token] = now, message
 
     def look(
@@ -65,8 +64,10 @@ class Idling:
         for key, part in parts.items():
             if not runs(part):
                 continue
-            if (asked := self._asked(part)) and not is_back(part, now):
-                told.append(IdlePart(job=key[0], attempt=key[1], idle_ns=asked, asks=True))
+            asked = self._asked(part)
+            if asked is not None:
+                if asked and not is_back(part, now):
+                    told.append(IdlePart(job=key[0], attempt=key[1], idle_ns=asked, asks=True))
                 continue
             if not unused(part, used) or not watched(part):
                 continue
@@ -80,12 +81,16 @@ class Idling:
                 told.append(IdlePart(job=key[0], attempt=key[1], idle_ns=idle))
         return tuple(told)
 
-    def _asked(self, part: PartState) -> Duration:
-        """Return for how long all ranks of a part say that they do nothing; 0: they do not."""
+    def _asked(self, part: PartState) -> Duration | None:
+        """Return for how long all ranks of a part say that they do nothing, 0 if some do something.
+
+        Returns:
+            None: some rank says nothing of it.
+        """
         ranks = [token for token, rank in part.alive().items() if not rank.out]
-        if any(token not in self._said for token in ranks):
-            return Duration(0)
-        return Duration(min((self._said[token][1].idle_ns for token in ranks), default=0))
+        if not ranks or any(token not in self._said for token in ranks):
+            return None
+        return Duration(min(self._said[token][1].idle_ns for token in ranks))
 
 
 def watched(part: PartState) -> bool:

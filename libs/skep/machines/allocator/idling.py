@@ -40,6 +40,8 @@ def heard(tx: Transaction, event: Heartbeat, now: Instant) -> None:
             continue
         limit_s = _limit_s(tx, job)
         if part.asks:
+            if "release" not in job.can:
+                continue  # It says that it can before it asks, and that may come later.
             text = f"for {part.idle_ns // NS_PER_SECOND} s, as it says itself"
         elif limit_s and part.idle_ns >= seconds(limit_s):
             text = f"for {limit_s} s"
