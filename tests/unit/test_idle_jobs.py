@@ -149,6 +149,9 @@ def test_a_job_that_kept_its_gpus_goes_on() -> None:
     (command,) = told(decide(idle()))
     effects = decide(changed(command, Manner.FROZEN, detail="cuda-checkpoint failed"))
     assert ends(effects) == [(Goal.SUSPEND, "done")]
+    assert [fact.detail for fact in of(effects, JobChanging)] == [
+        "it kept its GPUs: cuda-checkpoint failed"
+    ]
     (command,) = told(effects)
     assert isinstance(command.change, Resume)
     decide(changed(command))

@@ -175,8 +175,8 @@ class AgentMachine:
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)
-            case RankSaid(message=Idle()):
-                self.idling.heard(event.message, now)
+            case RankSaid(message=Idle() as message):
+                self.idling.heard(message, now)
             case RankSaid():
                 self.changes.said(event.message, now)
             case RankStats():
