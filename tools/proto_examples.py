@@ -864,6 +864,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Checkpointed(
         **_RANK, order=57, step=130, bytes=300_000_000, path="a00001-s130", pause_ns=400_000_000
     ),
+    talk.Idle(**_RANK, idle_ns=1_800_000_000_000),
     talk.Ready(**_RANK, port=31_000),
     talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
     talk.Loaded(**_RANK, step=140, bytes=300_000_000),

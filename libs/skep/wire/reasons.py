@@ -572,7 +572,7 @@ TEXT: dict[Reason, str] = {
     Reason.UNKNOWN_TARGET: "the operator's file has no target of this name",
     Reason.TARGET_NOT_ALLOWED: "notices may not go there: the operator's file does not allow it",
     Reason.NOT_DELIVERED: "a target did not take a message",
-    Reason.IDLE: "the job made no mini-batch and did not use its GPUs for as long as its VC allows",
+    Reason.IDLE: "the job did nothing for as long as its VC, or its owner, allows",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",

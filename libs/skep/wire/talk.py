@@ -108,6 +108,16 @@ class Can(Speech, frozen=True, tag="can"):
     can: Abilities = ()
 
 
+class Idle(Speech, frozen=True, tag="idle"):
+    """The rank has done nothing for so long, by its own measure, and wants to be suspended for it.
+
+    It says so every second; 0: it does something again. What is suspended so comes back when its
+    owner asks.
+    """
+
+    idle_ns: Nanoseconds = 0
+
+
 class Suspended(Speech, frozen=True, tag="suspended"):
     """The rank stands between two mini-batches and waits."""
 
@@ -201,7 +211,9 @@ class Failed(Speech, frozen=True, tag="failed"):
 Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Shared | Failed
 """What a rank says to an order."""
 
-Said = Hello | Stats | Measured | Shows | Bye | CountingFailed | Can | Ready | Loaded | Answer
+Said = (
+    Hello | Stats | Measured | Shows | Bye | CountingFailed | Can | Idle | Ready | Loaded | Answer
+)
 """Everything a rank says."""
 
 

@@ -23,9 +23,10 @@ from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
 from skep_services.adapters.docker_images import Images, PullError, login_of
-from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
+from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint, noted
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.agent import vacant
 from skep_services.agent.builds import STOPPED, Environments, builds
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.code import JobCode, unpacks
@@ -267,12 +268,19 @@ class AgentCalls:
             # Not even what the budget allows, if others have filled the memory meanwhile.
             most = min(command.max_bytes, host_bytes_free())
             moved, trouble = await self.driver.evict(command.token, command.devices, most)
+        if trouble:
+            has = await asyncio.to_thread(
+                vacant.trouble_of, self._devices, command.devices, command.token
+            )
+            trouble = f"{has}, and {trouble}" if has else ""
         await answer(machine.RunEvicted(command.token, moved, trouble))
 
     async def _restore(self, command: machine.RestoreRun, answer: Answer) -> None:
-        trouble = DRIVER_OFF
+        trouble = ""
         if self.driver is not None:
             trouble = await self.driver.restore(command.token)
+        elif noted(self._state, command.token):
+            trouble = DRIVER_OFF
         await answer(machine.RunRestored(command.token, trouble))
 
     def _completed(self, command: machine.TellRank) -> Told:

@@ -52,6 +52,8 @@ CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 """Those that containers see too: paths are the image's own."""
 CONTAINER_FOLDERS = "SKEP_CONTAINER_FOLDERS"
 IMAGE_PYTHON = "python3"
+NOTEBOOK = ("python3", "-m", "skep_job.notebook")
+"""What `skep notebook` runs: a part of the job's library."""
 JOB_LIBRARY, START_UP = "skep_job", "start_up"
 JOB_LIBRARIES = (JOB_LIBRARY, "skep_ps")
 
@@ -143,6 +145,8 @@ def run_plan(
             library = _first_in_python_path(str(job_library_path(state)), command)
     elif image:
         python_path = str(job_library_path(state) / JOB_LIBRARY / START_UP)
+        if argv[:3] == NOTEBOOK:  # Any Python finds it outside of images, as the agent's does.
+            python_path += f":{job_library_path(state)}"
     else:
         # Whatever Python the command starts may turn out to train.
         library = _first_in_python_path(start_up_path(), command)
@@ -268,6 +272,11 @@ def start_up_path() -> str:
 def terminal_programs() -> Path:
     """Return the folder with the programs that sessions of people run beside a job's processes."""
     return _folder_of(JOB_LIBRARY) / "terminal"
+
+
+def terminal_programs_in_images(state: Path) -> Path:
+    """Return the folder that these programs have in every container."""
+    return job_library_path(state) / JOB_LIBRARY / "terminal"
 
 
 def _job_library_files() -> list[tuple[str, Path]]:

@@ -9,7 +9,18 @@ from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
-from skep_services.cli import code, exits, files, logs, render, run_array, specs, stdin, submit
+from skep_services.cli import (
+    code,
+    exits,
+    files,
+    images,
+    logs,
+    render,
+    run_array,
+    specs,
+    stdin,
+    submit,
+)
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.job_table import why_of
@@ -93,6 +104,7 @@ def options_run(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--no-check", action="store_true", help="do not look for its files on this machine"
     )
+    images.options_image(parser)
     code.options_code(parser)
     stdin.options_stdin(parser)
     parser.add_argument(
@@ -170,7 +182,8 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         tree["args"] = words[1:]
     else:
         tree["command"] = words
-    if arguments.environment:
+    runtime = images.runtime_of(arguments)
+    if arguments.environment or runtime:
         python = arguments.python
     else:
         python = files.interpreter(arguments.python, os.environ)
@@ -192,6 +205,7 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         "outputs": arguments.output,
         "volumes": volumes_of(arguments.volume),
         "env": dict(map(variable, arguments.env)),
+        "runtime": runtime,
     }
     tree.update({name: value for name, value in given.items() if value})
     if arguments.array is not None:

@@ -238,6 +238,18 @@ class Jobs:
         check(Action.CHANGE, caller, job.row.vc, job.row.owner)
         await self._submitter.ask(caller, job, "resume", {})
 
+    async def have_back_if_idle(self, caller: Caller, name: str) -> bool:
+        """Ask for the return of a job if it is suspended because it did nothing; return whether.
+
+        Raises:
+            ApiError: As `have_back` does, or there is no such job any more (404).
+        """
+        job = self._by_id(caller, name)
+        idle = job.row.state is State.SUSPENDED and job.row.why == Reason.IDLE
+        if idle:
+            await self.have_back(caller, job)
+        return idle
+
     async def requeue(self, request: web.Request) -> web.StreamResponse:
         """Submit an ended job again, as a new job of the caller; answer that one's verdict.
 
