@@ -170,6 +170,7 @@ class Reason(StrEnum):
     WAITS_FOR_SHARE = "waits-for-share"
     WAITS_FOR_JOBS = "waits-for-jobs"
     WAITS_FOR_TIME = "waits-for-time"
+    WAITS_FOR_PIPELINE = "waits-for-pipeline"
     HELD = "held"
 
     # Why a running job was not changed, or stands still.
@@ -430,6 +431,7 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_SHARE: "the job that it is to share a GPU with is starting",
     Reason.WAITS_FOR_JOBS: "it waits for other jobs to end, as its `after` says",
     Reason.WAITS_FOR_TIME: "it waits for the time that its `begin` says",
+    Reason.WAITS_FOR_PIPELINE: "as many jobs of its pipeline are at work as `max_parallel` says",
     Reason.HELD: "it is held until `skep release`",
     Reason.AMBIGUOUS_NAME: "several jobs have this name",
     Reason.DEPENDENCY_CYCLE: "the jobs wait for one another: none of them could ever start",
