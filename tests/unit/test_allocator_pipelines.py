@@ -89,15 +89,19 @@ def test_a_higher_priority_is_let_in_first() -> None:
     assert told(ends(decide, "j3"))[-1] == ("j2", "bound")
 
 
-def test_each_job_goes_by_its_own_bound() -> None:
+def test_of_different_bounds_the_lowest_holds() -> None:
     decide = cluster()
     decide(one(1, 3))
     decide(one(2, 3))
     assert told(decide(one(3, 1))) == [("j3", *WAITS)]
-    decide(one(4, 3))
+    assert told(decide(one(4, 3))) == [("j4", "bound")]
     assert told(decide(one(5, 3))) == [("j5", *WAITS)]
     # j3 comes first, and still has too many beside it; j5 has room.
     assert told(ends(decide, "j1"))[-1] == ("j5", "bound")
+    for job in ("j2", "j4"):
+        ends(decide, job)
+    assert told(ends(decide, "j5"))[-1] == ("j3", "bound")
+    assert told(decide(one(6, 3))) == [("j6", *WAITS)]  # j3 wants to be alone.
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

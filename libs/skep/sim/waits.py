@@ -91,12 +91,8 @@ class Waits:
         bound = self._jobs[name].spec.pipeline
         if bound is None:
             return
-        others = [
-            other
-            for other in self._of_pipeline(name)
-            if other != name and other not in self.deferred
-        ]
-        require(len(others) < bound.max_parallel, "I22", f"{name} starts beside {others}")
+        let_in = [other for other in self._of_pipeline(name) if other not in self.deferred]
+        require(len(let_in) <= bound.max_parallel, "I22", f"{name} starts, with {let_in}")
 
     def _of_pipeline(self, name: str) -> list[str]:
         """Return the unfinished jobs of a job's pipeline."""

@@ -723,7 +723,8 @@ def pipeline_problems(name: str, most: int, path: str = "$.pipeline") -> Iterato
     if not is_token(name):
         yield _bad(f"{path}.name", "a name of letters, digits, `_` and `-`")
     if not 1 <= most <= PARALLEL_MAX:
-        yield _bad(f"{path}.max_parallel", f"1 to {PARALLEL_MAX}, not {most}")
+        shown = f", not {most}" if abs(most) <= COUNT_MAX else ""
+        yield _bad(f"{path}.max_parallel", f"1 to {PARALLEL_MAX}{shown}")
 
 
 def _after(after: After) -> Iterator[Problem]:

@@ -297,7 +297,7 @@ class PipelineBound(_Part, frozen=True):
 
     The jobs of one owner in a VC that name the same pipeline are of it, those of an array's tasks
     too. A job enters its queue once fewer than `max_parallel` of the others are in their queue,
-    hold GPUs or are suspended.
+    hold GPUs or are suspended. Where they say different bounds, the lowest of those holds.
     """
 
     name: Words

@@ -12,6 +12,7 @@ and cancels them if what it waits for can never come. It ends when admission say
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from skep.ids import job_sequence
@@ -227,13 +228,16 @@ def _look(
 def _next_of(state: ClusterState, key: PipelineKey) -> list[str]:
     """Return the jobs that a pipeline has room for, in the order of their queue."""
     jobs = state.pipelines.get(key)
-    waiting = (state.jobs[name] for name in jobs.deferred) if jobs is not None else ()
-    let_in = len(jobs.let_in) if jobs is not None else 0
+    if jobs is None:
+        return []
+    bounds = _bounds(state, jobs.let_in)
     found: list[str] = []
+    waiting = (state.jobs[name] for name in jobs.deferred)
     for job in sorted(filter(_waits_for_room, waiting), key=lambda job: job.entry):
-        if _full(job, let_in + len(found)):
-            continue  # Another may have a higher bound.
-        found.append(job.job)
+        (most,) = _bounds(state, (job.job,))
+        if len(bounds) < min((most, *bounds)):
+            bounds.append(most)
+            found.append(job.job)
     return found
 
 
@@ -242,22 +246,24 @@ def _waits_for_room(job: JobState) -> bool:
     return job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PIPELINE
 
 
-def _full(job: JobState, let_in: int) -> bool:
-    """Return whether so many of its pipeline's jobs are as many as a job may begin beside."""
-    bound = job.spec.pipeline
-    return bound is not None and let_in >= bound.max_parallel
+def _bounds(state: ClusterState, names: Iterable[str]) -> list[int]:
+    """Return the `max_parallel` of jobs of a pipeline."""
+    bounds = (state.jobs[name].spec.pipeline for name in names)
+    return [bound.max_parallel for bound in bounds if bound is not None]
 
 
 def _crowded(state: ClusterState, waits: JobState | ArrayState) -> str:
     """Return the pipeline that has no room for a job; empty: there is room, or no bound.
 
-    An array has no bound as a whole: each of its tasks is a job that has.
+    Where its jobs say different bounds, the lowest of those at work holds. An array has no bound as
+    a whole: each of its tasks is a job that has.
     """
     key = pipelines.key_of(waits) if isinstance(waits, JobState) else None
     if key is None or not isinstance(waits, JobState):
         return ""
-    let_in = state.pipelines[key].let_in
-    return key.name if _full(waits, len(let_in) - (waits.job in let_in)) else ""
+    let_in = [name for name in state.pipelines[key].let_in if name != waits.job]
+    room = len(let_in) < min(_bounds(state, (waits.job, *let_in)))
+    return "" if room else key.name
 
 
 def _asked(waits: JobState | ArrayState) -> tuple[str, After | None]:
