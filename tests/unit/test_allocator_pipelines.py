@@ -83,7 +83,7 @@ def test_a_higher_priority_is_let_in_first() -> None:
     decide(one(2, 1))
     decide(one(3, 1, priority=5))
     decide(one(4, 1))
-    decide(asked(1, AskPriority(job="j4", priority=9)))
+    decide(asked(1, AskPriority(job="j4", priority=9)))  # type: ignore[arg-type]
     assert told(ends(decide, "j1"))[-1] == ("j4", "bound")
     assert told(ends(decide, "j4"))[-1] == ("j3", "bound")
     assert told(ends(decide, "j3"))[-1] == ("j2", "bound")

@@ -230,7 +230,8 @@ def test_a_wrong_bound_is_refused(
     path.write_text(f"{head}\n---{FILE}")
     code, _, err = run("submit", str(path))
     assert code == 1
-    assert f"{path}:" in err and text in err
+    assert f"{path}:" in err
+    assert text in err
     assert not gateway.asked
 
 

@@ -59,7 +59,5 @@ def check(state: ClusterState) -> None:
         if key is not None:
             let_in, deferred = found.setdefault(key, (set(), set()))
             (let_in if job.deferral is None else deferred).add(job.job)
-    kept = {
-        key: (set(jobs.let_in), set(jobs.deferred)) for key, jobs in state.pipelines.items()
-    }
+    kept = {key: (set(jobs.let_in), set(jobs.deferred)) for key, jobs in state.pipelines.items()}
     assert kept == found, (kept, found)

@@ -29,6 +29,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.NOT_DELIVERED: "the text says what the target answered; `skep notify ls` lists messages",
     Reason.IDLE: "`skep resume JOB` has it go on",
     Reason.TIME_LIMIT_NEAR: "store the state and end, or resume from a checkpoint later",
+    Reason.TEMPLATE_OF_OPERATOR: "use another name, or ask an operator",
+    Reason.TOO_MANY_TEMPLATES: "remove one: `skep template rm NAME`",
     Reason.WAITS_FOR_PIPELINE: "wait for one of them to end; `skep why JOB` names them",
     Reason.REPEATED: "nothing: use another key for another job",
     Reason.TYPE_NOT_OWNED: "`skep vc show VC` says what it owns; leave `gpu_type` out for any",

@@ -120,7 +120,9 @@ def bind(
 
 def told(pipeline: dict[str, Any]) -> str:
     """Return what is said of a pipeline with a bound."""
-    jobs = "its jobs" if pipeline["shared"] else f"the {pipeline['jobs']} jobs of {pipeline['file']}"
+    jobs = (
+        "its jobs" if pipeline["shared"] else f"the {pipeline['jobs']} jobs of {pipeline['file']}"
+    )
     most = f"at most {pipeline['max_parallel']} of {jobs} at the same time"
     return f"pipeline {pipeline['pipeline']}: {most}"
 

@@ -6,36 +6,55 @@ import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, render
-from skep_services.cli.client import Client
+from skep_services.cli import exits, render, specs
+from skep_services.cli.client import Client, decoded, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
 from skep_services.cli.render import Column
 from skep_services.cli.specs import Document
 
+VERBS = {
+    "ls": "takes no name",
+    "show": "takes a NAME",
+    "set": "takes a NAME and a FILE",
+    "rm": "takes a NAME",
+}
+"""What each verb takes."""
+
 
 def options_template(parser: ArgumentParser) -> None:
     """Add what `template` takes."""
-    parser.add_argument(
-        "verb", choices=("ls", "show"), help="ls: the templates; show NAME: what one says"
+    parser.usage = "skep template ls | show NAME | set NAME FILE | rm NAME  [--vc VC]"
+    parser.epilog = (
+        "FILE is YAML or JSON: `spec:`, and perhaps `fixed:` and `about:`, as a cluster file has\n"
+        "them; - is standard input. A manager of a virtual cluster sets and removes its templates;\n"
+        "those in the cluster file are the operator's.\n\n" + exits.HELP
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="show: a template")
+    parser.add_argument(
+        "verb",
+        choices=tuple(VERBS),
+        help="ls: the templates; show: what one says; set: add or change one; rm: remove one",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a template")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="set: what it says")
     parser.add_argument("--vc", help="only those of this virtual cluster")
 
 
 def run_template(arguments: Namespace) -> int:
-    """List templates, or show one as YAML.
+    """List templates, show one as YAML, set or remove one.
 
     Returns:
         The exit code: always 0.
 
     Raises:
-        CommandError: The command line is wrong, or there is no such template.
+        CommandError: The command line is wrong, there is no such template, or it is refused.
     """
     verb, name = arguments.verb, arguments.name
-    if (verb == "show") is not bool(name):
-        text = "`skep template ls` takes no name; `skep template show NAME` takes one"
-        raise CommandError(exits.USAGE, text)
+    given = [word for word in (name, arguments.file) if word]
+    if len(given) != {"ls": 0, "set": 2}.get(verb, 1):
+        raise CommandError(exits.USAGE, f"`skep template {verb}` {VERBS[verb]}")
+    if verb in ("set", "rm"):
+        return _change(arguments, client_of(arguments))
     known = _known(client_of(arguments), arguments.vc)
     found = [one for one in known if not name or one["name"] == name]
     if name and not found:
@@ -46,17 +65,76 @@ def run_template(arguments: Namespace) -> int:
     elif name:
         _show(found)
     elif not found:
-        say("no templates: an operator writes them into the cluster file, `vcs: {VC: {templates:`")
+        say("no templates: a manager adds one with `skep template set NAME FILE`")
     else:
         render.show_table(
             [
                 Column("TEMPLATE", [one["name"] for one in found]),
                 Column("VC", [one["vc"] for one in found]),
+                Column("OF", [_of(one) for one in found], drop=2),
                 Column("FIXED", [", ".join(one.get("fixed", ())) or "-" for one in found], drop=1),
                 Column("ABOUT", [one.get("about") or "-" for one in found], narrow=20),
             ]
         )
     return exits.OK
+
+
+def _of(one: dict[str, Any]) -> str:
+    """Return whose a template is: the operator's, or of managers, and by whom it was set last."""
+    by = one.get("by")
+    return f"{one['of']} ({by})" if by else str(one["of"])
+
+
+def _change(arguments: Namespace, client: Client) -> int:
+    """Set or remove a template of a virtual cluster's managers.
+
+    Raises:
+        CommandError: The file is wrong, or the cluster refuses it.
+    """
+    from skep_services.cli.submit import default_vc, encode, where
+
+    vc, name = arguments.vc or default_vc(client), arguments.name
+    path = f"/v1/templates/{quote(vc)}/{quote(name)}"
+    if arguments.verb == "rm":
+        answer = decoded(client.send("DELETE", path)[1])
+    else:
+        documents = specs.read(arguments.file)
+        if len(documents) != 1:
+            raise CommandError(exits.USAGE, f"{arguments.file}: one template at a time, please")
+        (document,) = documents
+        _check_file(document)
+        try:
+            answer = decoded(client.send("PUT", path, encode(document.tree))[1])
+        except CommandError as error:
+            lines = where(document._replace(lines=_beneath(document.lines)), error)
+            told = "\n  ".join(["refused:", *lines])
+            raise CommandError(error.code, told, str(error.error.get("reason"))) from None
+    what = "removed" if arguments.verb == "rm" else "set"
+    if arguments.json:
+        print_json(answer)
+    elif answer["accepted"]:
+        print(f"template {name} of {vc} is {what}")
+    else:
+        print(f"template {name} of {vc}: admission has not answered yet (skep template ls)")
+    return exits.OK
+
+
+def _check_file(document: Document) -> None:
+    """Stop at what cannot be a template: the cluster judges what its spec says."""
+    tree = document.tree
+    keys = ("spec", "fixed", "about")
+    if not isinstance(tree, dict) or not isinstance(tree.get("spec"), dict):
+        text = "a template has `spec:`, and perhaps `fixed:` and `about:`"
+        raise CommandError(exits.FAILED, f"{document.where('$')}: {text}", "missing-key")
+    for key in tree:
+        if key not in keys:
+            text = f"unknown key `{str(key)[:60]}`: a template has `spec`, `fixed` and `about`"
+            raise CommandError(exits.FAILED, f"{document.where(f'$.{key}')}: {text}", "unknown-key")
+
+
+def _beneath(lines: dict[str, int]) -> dict[str, int]:
+    """Return the lines of a file whose paths are said from a request that the file is a part of."""
+    return {f"$.template{path[1:]}": line for path, line in lines.items()}
 
 
 def fill(document: Document, vc: str, client: Client) -> None:
@@ -87,23 +165,61 @@ def fill(document: Document, vc: str, client: Client) -> None:
     document.tree.update(whole)
 
 
+def option_template(parser: ArgumentParser) -> None:
+    """Add the option of commands that make a spec of their own."""
+    parser.add_argument(
+        "--template",
+        metavar="NAME",
+        help="begin from this template of the virtual cluster; other options go before it",
+    )
+
+
+def begin(tree: dict[str, Any], name: str, client: Client) -> None:
+    """Have a spec that a command made begin from a template.
+
+    A command line is taken whole: what the template would run is taken out where the spec says it.
+
+    Args:
+        tree: The spec, with its virtual cluster and what the command line says; it is changed.
+        name: The template.
+        client: The gateway.
+
+    Raises:
+        CommandError: There is no such template, or it fixes what the spec says otherwise.
+    """
+    if "command" in tree:
+        tree |= {"script": None, "args": None}
+    elif "script" in tree:
+        tree["command"] = None
+    tree["template"] = name
+    fill(Document("the command line", tree, {}), tree["vc"], client)
+    for key in ("command", "script", "args"):
+        if tree.get(key, "") is None:
+            del tree[key]
+
+
+def resources(arguments: Namespace) -> dict[str, Any]:
+    """Return the GPUs and workers that a command line asks for; without a template 1 each."""
+    given = {key: getattr(arguments, key, None) for key in ("gpus", "workers", "gpu_type")}
+    asked = {key: value for key, value in given.items() if value is not None}
+    if not arguments.template:
+        asked = {key: 1 for key in ("gpus", "workers") if hasattr(arguments, key)} | asked
+    return {"resources": asked} if asked else {}
+
+
 def _known(client: Client, vc: str | None) -> list[dict[str, Any]]:
     """Return the templates of one virtual cluster, or of all that may be seen.
 
     Raises:
         CommandError: There is no such virtual cluster.
     """
-    rows = client.get("/v1/vcs")["vcs"]
-    if vc and vc not in [row["vc"] for row in rows]:
-        listed = ", ".join(row["vc"] for row in rows) or "none"
-        text = f"no virtual cluster {vc}; there are: {listed}"
-        raise CommandError(exits.NOT_FOUND, text, "unknown-vc")
-    return [
-        {"name": name, "vc": row["vc"], **template}
-        for row in rows
-        if vc in (None, row["vc"])
-        for name, template in sorted(row.get("templates", {}).items())
-    ]
+    found: list[dict[str, Any]] = client.get(query("/v1/templates", vc=vc))["templates"]
+    if vc and not found:
+        there = [str(row["vc"]) for row in client.get("/v1/vcs")["vcs"]]
+        if vc not in there:
+            text = f"no virtual cluster {vc}; there are: {', '.join(there) or 'none'}"
+            raise CommandError(exits.NOT_FOUND, text, "unknown-vc")
+    return found
 
 
 def _show(found: list[dict[str, Any]]) -> None:
