@@ -44,7 +44,7 @@ def split(documents: list[Document]) -> tuple[list[Document], dict[str, Bound]]:
     A bound is a document of its own: `max_parallel: 4`, perhaps with `pipeline: NAME`.
 
     Raises:
-        CommandError: A bound is wrong, or bounds no more than one job.
+        _wrong: A CommandError: a bound is wrong, or bounds no more than one job.
     """
     jobs: list[Document] = []
     heads: dict[str, Document] = {}
@@ -72,6 +72,11 @@ def _is_head(tree: Any) -> bool:
 
 
 def _bound(head: Document) -> Bound:
+    """Return what a document says of the jobs of its file.
+
+    Raises:
+        _wrong: A CommandError: it is no bound.
+    """
     from skep.wire.parse import pipeline_problems
 
     most, name = head.tree.get("max_parallel"), head.tree.get("pipeline")

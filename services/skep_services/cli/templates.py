@@ -120,7 +120,11 @@ def _change(arguments: Namespace, client: Client) -> int:
 
 
 def _check_file(document: Document) -> None:
-    """Stop at what cannot be a template: the cluster judges what its spec says."""
+    """Stop at what cannot be a template: the cluster judges what its spec says.
+
+    Raises:
+        CommandError: It has other keys, or no `spec`.
+    """
     tree = document.tree
     keys = ("spec", "fixed", "about")
     if not isinstance(tree, dict) or not isinstance(tree.get("spec"), dict):

@@ -382,16 +382,9 @@ class Fold:
                 job = self._job(fact.ask.job)
                 if job is not None:
                     changes.asked(job, fact)
-            case EpochBegan():
+            case EpochBegan() | TemplateSet() | VcsSet():
+                self._of_no_job(fact)
                 job = None
-            case TemplateSet():
-                job = None
-                self.templates.apply(fact)
-                self._templates[fact.vc, fact.name] = fact
-                self.touched.append(waited_for(fact.vc, fact.name))
-            case VcsSet():
-                self._drop_templates(fact)
-                return  # The allocator's CellsSet says the rest.
             case ArrayAdmitted() | TasksCancelled() | TasksRetried() | ArrayOver():
                 job = self._array_fact(fact)
             case ArrayOpened():
@@ -405,8 +398,15 @@ class Fold:
                 return  # The others repeat what the allocator's facts say.
         self.note(fact, at, describe(fact), job)
 
-    def _drop_templates(self, fact: VcsSet) -> None:
-        """Take over that virtual clusters are gone, and the templates of their managers."""
+    def _of_no_job(self, fact: EpochBegan | TemplateSet | VcsSet) -> None:
+        """Take over a template, or that virtual clusters are gone and their templates with them."""
+        if isinstance(fact, EpochBegan):
+            return
+        if isinstance(fact, TemplateSet):
+            self.templates.apply(fact)
+            self._templates[fact.vc, fact.name] = fact
+            self.touched.append(waited_for(fact.vc, fact.name))
+            return
         before = {vc: list(own) for vc, own in self.templates.of_vc.items()}
         for vc in self.templates.keep_only(fact.vcs):
             self._templates.update(((vc, name), None) for name in before[vc])

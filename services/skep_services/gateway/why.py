@@ -146,7 +146,8 @@ def _deferred(job: Job, fold: Fold, now: Instant) -> tuple[list[dict[str, str]],
 def _for_room(job: JobState, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
     """Explain a job that waits for room in its pipeline."""
     key, bound = key_of(job), job.spec.pipeline
-    assert key is not None and bound is not None, job
+    assert key is not None, job
+    assert bound is not None, job
     of_it = fold.state.pipelines.get(key)
     let_in = list(of_it.let_in) if of_it is not None else []
     shown = ", ".join(let_in[:JOBS_NAMED])
@@ -154,7 +155,7 @@ def _for_room(job: JobState, fold: Fold) -> tuple[list[dict[str, str]], list[str
     text = f"of its pipeline are in their queue or have GPUs: {shown}{more}; at most "
     text = f"{len(let_in)} jobs {text}{bound.max_parallel} may be (`max_parallel`)"
     reason = {"reason": Reason.WAITS_FOR_PIPELINE.value, "text": text, "needs": key.name}
-    return [reason], [f"one of {shown}{more} ends, is cancelled or held"]
+    return [reason], [f"one of {shown}{more} ends"]
 
 
 def _queued(

@@ -407,13 +407,8 @@ class AdmissionMachine:
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch
-            case VcsSet():
-                self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
-                self.volumes = dict(fact.volumes)
-                self.templates.keep_only(fact.vcs)
-            case TemplateSet():
-                self.templates.apply(fact)
-                self.last_asked = max(self.last_asked, fact.number)
+            case VcsSet() | TemplateSet():
+                self._apply_vcs(fact)
             case CellsSeen():
                 self.cells = fact.cluster
                 self._judged = {}
@@ -454,6 +449,15 @@ class AdmissionMachine:
                 self.pledges.apply(fact)
             case _:
                 self._restore(fact)
+
+    def _apply_vcs(self, fact: VcsSet | TemplateSet) -> None:
+        if isinstance(fact, TemplateSet):
+            self.templates.apply(fact)
+            self.last_asked = max(self.last_asked, fact.number)
+            return
+        self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
+        self.volumes = dict(fact.volumes)
+        self.templates.keep_only(fact.vcs)
 
     def _apply_admitted(self, fact: Admitted) -> None:
         self._answered(fact.job, fact.spec.vc, fact.key, fact.owner)
