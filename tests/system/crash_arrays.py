@@ -5,10 +5,11 @@
 In the simulator, so that each moment is hit exactly. One story: a job, an array that waits for it
 and is held, released, and has tasks; arrays and jobs that wait for that by `ok` and by `fail`; an
 array that fails and is retried, and what waits for that; one that is cancelled while it waits, and
-a task that is; and a pipeline with `max_parallel` of two jobs and an array. It is told once without a crash, which says how often each service comes to each
-point. Then once for each of these: there the process dies, and starts again. `again` dies a second
-time while it recovers. Every time everything must have ended as without a crash, and no invariant
-may have broken. Prints a row for each service and point, and exits 1 if anything was not so.
+a task that is; and a pipeline with `max_parallel` of two jobs and an array. It is told once without
+a crash, which says how often each service comes to each point. Then once for each of these: there
+the process dies, and starts again. `again` dies a second time while it recovers. Every time
+everything must have ended as without a crash, and no invariant may have broken. Prints a row for
+each service and point, and exits 1 if anything was not so.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from skep_services.cli.main import main
 from tests.cli_kit import FakeGateway, fake_gateway
 
 Run = Callable[..., tuple[int, str, str]]
-SMOKE = {
+SMOKE: dict[str, Any] = {
     "name": "smoke",
     "vc": "nlp",
     "spec": {
@@ -117,10 +117,7 @@ def test_a_run_without_a_template_asks_for_one_gpu(gateway: FakeGateway, run: Ru
 def test_a_template_is_set_from_a_file(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.yaml"
     path.write_text("spec:\n  command: true\n  gpus: 1\n")
-    assert run("template", "set", "small", str(path))[:2] == (
-        0,
-        "template small of nlp is set\n",
-    )
+    assert run("template", "set", "small", str(path))[:2] == (0, "template small of nlp is set\n")
     assert gateway.asked[-1].json() == {"spec": {"command": True, "gpus": 1}}
 
     problem = {"path": "$.template.spec.gpus", "reason": "unknown-key", "text": "unknown key"}

@@ -109,7 +109,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cache": ("caches", "ls | rm: the environments that nodes keep"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "template": (
-            "templates",
+            "template_command",
             "ls | show | set | rm: specs in part that jobs of a VC begin from",
         ),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),

@@ -453,7 +453,7 @@ class VcList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A template: of the `operator`, who wrote it into the cluster file, or of the `managers`."""
+    """A template: of the `operator`, in the cluster file, or of the `managers`."""
 
     name: str
     vc: str

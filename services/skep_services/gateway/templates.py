@@ -1,4 +1,4 @@
-"""`/v1/templates`: the templates of virtual clusters, and managers who set and remove them."""
+"""`/v1/templates`: the templates of virtual clusters, and managers that set and remove them."""
 
 from __future__ import annotations
 

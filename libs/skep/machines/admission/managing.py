@@ -1,4 +1,4 @@
-"""What admission answers to managers who set and remove the templates of their virtual cluster."""
+"""What admission answers to managers that set and remove the templates of their virtual cluster."""
 
 from __future__ import annotations
 
