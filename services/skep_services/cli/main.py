@@ -108,7 +108,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "cache": ("caches", "ls | rm: the environments that nodes keep"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
-        "template": ("templates", "ls | show: specs in part that jobs of a VC begin from"),
+        "template": (
+            "template_command",
+            "ls | show | set | rm: specs in part that jobs of a VC begin from",
+        ),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "volumes": ("volumes", "the folders of the nodes that your jobs may ask for"),
         "policies": (

@@ -10,7 +10,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from skep_services.cli import exits, files, images, render, returning, run, session, specs, submit
+from skep_services.cli import (
+    exits,
+    files,
+    images,
+    render,
+    returning,
+    run,
+    session,
+    specs,
+    submit,
+    templates,
+)
 from skep_services.cli.captured import Captured
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
@@ -38,7 +49,7 @@ def options_notebook(parser: ArgumentParser) -> None:
         "\n" + exits.HELP
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="a notebook that runs")
-    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs (default 1)")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="GPUs (default 1)")
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", default="notebook", help="the job's name (default notebook)")
     parser.add_argument("--vc", help="virtual cluster")
@@ -50,6 +61,7 @@ def options_notebook(parser: ArgumentParser) -> None:
         " the next request has it go on. What cannot be suspended ends",
     )
     images.options_image(parser)
+    templates.option_template(parser)
     parser.add_argument(
         "--env",
         action="append",
@@ -119,16 +131,16 @@ def spec_of(arguments: Namespace, client: Client) -> dict[str, Any]:
         "name": arguments.name,
         "vc": arguments.vc or submit.default_vc(client),
         "command": words,
-        "workdir": os.getcwd(),
-        "resources": {"gpus": arguments.gpus},
         "env": dict(map(run.variable, arguments.env)),
+        **templates.resources(arguments),
     }
-    if arguments.gpu_type:
-        tree["resources"]["gpu_type"] = arguments.gpu_type
     if arguments.time:
         tree["limits"] = {"time": arguments.time}
     if runtime:
         tree["runtime"] = runtime
+    if arguments.template:
+        templates.begin(tree, arguments.template, client)
+    specs.settle_paths(tree)
     return tree
 
 

@@ -20,6 +20,7 @@ from skep_services.cli import (
     specs,
     stdin,
     submit,
+    templates,
 )
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
@@ -56,17 +57,21 @@ def options_run(parser: ArgumentParser) -> None:
         "seen without any change to it. Every other command is run as it is.\n\n" + exits.HELP
     )
     parser.add_argument(
-        "--gpus", type=gpus, default=1, metavar="N", help="GPUs per worker, or a share such as 0.5"
+        "--gpus",
+        type=gpus,
+        metavar="N",
+        help="GPUs per worker, or a share such as 0.5 (default: 1)",
     )
-    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes")
+    parser.add_argument("--workers", type=positive, metavar="N", help="processes (default: 1)")
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", help="the job's name (default: the command's)")
     parser.add_argument("--vc", help="virtual cluster")
     parser.add_argument("--time", metavar="TIME", help="limit, such as 90s, 15m, 2h")
     parser.add_argument(
-        "--retries", type=int, default=0, metavar="N", help="attempts after failure"
+        "--retries", type=int, metavar="N", help="attempts after failure (default: 0)"
     )
-    parser.add_argument("--priority", type=int, default=0, metavar="N", help="0 to 1000")
+    parser.add_argument("--priority", type=int, metavar="N", help="0 to 1000 (default: 0)")
+    templates.option_template(parser)
     parser.add_argument(
         "--after",
         action="append",
@@ -129,12 +134,16 @@ def options_run(parser: ArgumentParser) -> None:
 def run_run(arguments: Namespace) -> int:
     """Submit a command, print its output here, and return how it ended: 0 only for success."""
     if not arguments.detach:
-        logs.check_rank(arguments.rank, arguments.workers)
         run_array.check(arguments.array, arguments.rank)
-    client = client_of(arguments, PATIENCE_FOLLOWING_S)
     tree = spec_of(arguments)
+    client = client_of(arguments, PATIENCE_FOLLOWING_S)
     if "vc" not in tree:
         tree["vc"] = submit.default_vc(client)
+    if arguments.template:
+        templates.begin(tree, arguments.template, client)
+        complete(tree, arguments)
+    if not arguments.detach:
+        logs.check_rank(arguments.rank, _workers(tree))
     document = specs.Document("the command line", tree, {})
     with stdin.kept(tree, arguments):
         code.settle(tree, arguments)
@@ -170,34 +179,31 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
     words = list(arguments.command)
     if words[:1] == ["--"]:
         del words[0]
-    if not words:
+    if not words and not arguments.template:
         raise CommandError(exits.USAGE, "run what? skep run [options] -- COMMAND [ARG...]")
-    tree: dict[str, Any] = {
-        "name": arguments.name or os.path.basename(words[0]) or "run",
-        "resources": {"gpus": arguments.gpus, "workers": arguments.workers},
-        **({} if arguments.code else {"workdir": os.getcwd()}),
-    }
-    if words[0].endswith(".py"):
+    tree: dict[str, Any] = templates.resources(arguments)
+    if words and words[0].endswith(".py"):
         tree["script"] = words[0]
         tree["args"] = words[1:]
-    else:
+    elif words:
         tree["command"] = words
-    runtime = images.runtime_of(arguments)
-    if arguments.environment or runtime:
-        python = arguments.python
-    else:
-        python = files.interpreter(arguments.python, os.environ)
-    if python:
-        tree["python"] = python
-    if arguments.gpu_type:
-        tree["resources"]["gpu_type"] = arguments.gpu_type
-    limits = {"time": arguments.time, "retries": arguments.retries or None}
+    if words or arguments.name:
+        tree["name"] = arguments.name or os.path.basename(words[0]) or "run"
+    if runtime := images.runtime_of(arguments):
+        tree["runtime"] = runtime
+    if not arguments.template:
+        complete(tree, arguments)
+    elif arguments.python:
+        own = arguments.environment or runtime
+        tree["python"] = (
+            arguments.python if own else files.interpreter(arguments.python, os.environ)
+        )
+    limits = {"time": arguments.time, "retries": arguments.retries}
     if arguments.distributed is not None:
         tree["distributed"] = arguments.distributed
     given = {
         "vc": arguments.vc,
         "limits": {name: value for name, value in limits.items() if value is not None},
-        "priority": arguments.priority,
         "after": after_of(arguments.after),
         "begin": arguments.begin,
         "hold": arguments.hold,
@@ -205,12 +211,38 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         "outputs": arguments.output,
         "volumes": volumes_of(arguments.volume),
         "env": dict(map(variable, arguments.env)),
-        "runtime": runtime,
     }
     tree.update({name: value for name, value in given.items() if value})
-    if arguments.array is not None:
-        tree["array"] = arguments.array
+    for key in ("array", "priority"):
+        if (value := getattr(arguments, key)) is not None:
+            tree[key] = value
     return tree
+
+
+def complete(tree: dict[str, Any], arguments: Namespace) -> None:
+    """Fill in what neither the command line nor a template says: name, folder and interpreter.
+
+    Args:
+        tree: The spec; it is changed.
+        arguments: The command line.
+    """
+    tree.setdefault("name", arguments.template or "run")
+    if not arguments.code:
+        specs.settle_paths(tree)
+    if "python" in tree:
+        return
+    python = arguments.python
+    # The shell's environment is not in an image, nor in one that nodes build.
+    if not (arguments.environment or {"environment", "runtime"} & tree.keys()):
+        python = files.interpreter(python, os.environ)
+    if python:
+        tree["python"] = python
+
+
+def _workers(tree: dict[str, Any]) -> int:
+    """Return how many workers a spec asks for."""
+    workers = (tree.get("resources") or {}).get("workers", 1)
+    return workers if isinstance(workers, int) else 1
 
 
 def after_of(words: list[str]) -> dict[str, list[str]]:

@@ -86,6 +86,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("owner", row.get("owner") or ""),
         ("after", _after(spec.get("after") or {})),
+        ("pipeline", _pipeline(spec.get("pipeline") or {})),
         ("begin", _begin(row, spec.get("begin"))),
         ("template", spec.get("from_template") or ""),
         ("wants", _wants(row, spec)),
@@ -187,6 +188,11 @@ def _shares(row: dict[str, Any]) -> str:
 
 def _elapsed(begin_ns: int | None, end_ns: int) -> str:
     return duration(end_ns - begin_ns) if begin_ns else ""
+
+
+def _pipeline(bound: dict[str, Any]) -> str:
+    """Return the pipeline that a job is of, and its bound."""
+    return f"{bound['name']}, at most {bound['max_parallel']} at once" if bound else ""
 
 
 def _after(after: dict[str, Any]) -> str:

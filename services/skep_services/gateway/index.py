@@ -90,6 +90,8 @@ class Indexer:
         self.fold = Fold(model.job)
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
         self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
+        for each in start.templates:
+            self.fold.templates.apply(each)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.fold.promises = {vc: list(counts) for vc, counts in start.saved.promises.items()}
         self.fold.broken = {vc: dict(causes) for vc, causes in start.saved.broken.items()}
@@ -307,6 +309,10 @@ class Indexer:
             trials=[(tried.trial, encode(tried)) for tried in changes.trials],
             blame=blame,
             blamed=[(sequence, encode(told)) for sequence, told in changes.blamed],
+            templates=[
+                (*key, encode(fact) if fact is not None and fact.template is not None else b"")
+                for key, fact in changes.templates.items()
+            ],
         )
 
     # --- what is asked -------------------------------------------------------------------------

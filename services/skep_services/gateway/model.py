@@ -17,6 +17,7 @@ import msgspec
 from skep.ledger.blame import kept as blame_kept
 from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
+from skep.wire.template_facts import TemplateSet
 from skep_services.gateway.callers import Only
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Heard, Job
@@ -65,6 +66,11 @@ KEPT = "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, doc BLOB NO
 BLAME_KEPT = "CREATE TABLE IF NOT EXISTS blame_kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 """Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
+TEMPLATES = (
+    "CREATE TABLE IF NOT EXISTS templates "
+    "(vc TEXT, name TEXT, doc BLOB NOT NULL, PRIMARY KEY (vc, name))"
+)
+"""The templates of managers. Likewise."""
 BY_TASK = "CREATE INDEX IF NOT EXISTS jobs_by_task ON jobs (task) WHERE task != ''"
 """The jobs that are tasks of arrays. Likewise."""
 
@@ -93,6 +99,7 @@ _HEARD: LogDecoder[Heard] = LogDecoder(Heard)
 _KEPT: LogDecoder[Kept] = LogDecoder(Kept)
 _BLAME: LogDecoder[blame_kept.Kept] = LogDecoder(blame_kept.Kept)
 _TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
+_TEMPLATES: LogDecoder[TemplateSet] = LogDecoder(TemplateSet)
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -126,6 +133,7 @@ class Start(NamedTuple):
     trials: list[Tried]
     kept: list[Kept]
     blame: list[blame_kept.Kept]
+    templates: list[TemplateSet]
 
 
 JobRow = tuple[int, int, str, str, str, bytes, bytes, str, str]
@@ -148,6 +156,8 @@ class Batch(NamedTuple):
     kept: Sequence[tuple[int, bytes]] = ()
     blame: Sequence[tuple[int, bytes]] = ()
     blamed: Sequence[tuple[int, bytes]] = ()
+    templates: Sequence[tuple[str, str, bytes]] = ()
+    """By VC and name; empty: it is removed."""
 
 
 class JobQuery(NamedTuple):
@@ -229,6 +239,9 @@ class Model:
                 self._writer.execute("DELETE FROM blame_kept")
                 run("INSERT INTO blame_kept VALUES (?, ?)", batch.blame)
             run("INSERT OR REPLACE INTO blamed VALUES (?, ?)", batch.blamed)
+            run("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", batch.templates)
+            if batch.templates:
+                self._writer.execute("DELETE FROM templates WHERE doc = x''")
             self._trim(batch)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -327,7 +340,7 @@ class Model:
         if version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
-        for table in (KEPT, BLAME_KEPT, BLAMED, BY_TASK):
+        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK):
             self._writer.execute(table)
         return self._read_start()
 
@@ -358,6 +371,7 @@ class Model:
             [_TRIALS.decode(row[0]) for row in trials],
             kept,
             blame,
+            [_TEMPLATES.decode(row[0]) for row in one("SELECT doc FROM templates")],
         )
 
     def _read_kept(self, position: int) -> tuple[list[Kept], list[blame_kept.Kept]]:

@@ -46,6 +46,7 @@ from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
+from skep_services.gateway.templates import Templates
 from skep_services.gateway.terminals import Terminals
 from skep_services.gateway.trials import Trials
 from skep_services.gateway.volumes import Volumes
@@ -333,6 +334,7 @@ class Gateway:
                 *Outputs(self._bus, jobs).routes(),
                 *Caches(self._bus, indexer.fold).routes(),
                 *Volumes(indexer).routes(),
+                *Templates(indexer, submitter).routes(),
                 *Links(indexer, jobs, logs).routes(),
                 *OpenApi().routes(),
             ]

@@ -26,6 +26,7 @@ from skep.wire.facts import Member
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.reports import Building
+from skep.wire.template_facts import TemplateSet
 from skep_services.gateway.following import sentence
 from skep_services.gateway.shares import window_line
 
@@ -311,6 +312,9 @@ def _of_array(fact: Any) -> Line | None:
             return Line(f"is cancelled: {_why(why, detail)}", reason=why)
         case array.TasksRetried(tasks=tasks):
             return Line(f"the tasks {tasks} are begun again", reason=Reason.REQUESTED)
+        case TemplateSet(vc=vc, name=name, template=template, by=by):
+            what = "removed" if template is None else "set"
+            return Line(f"template {name} of {vc} is {what} by {by or 'its virtual cluster'}")
         case array.ArrayOver(succeeded=succeeded, failed=failed, cancelled=cancelled):
             counts = f"{succeeded} succeeded, {failed} failed, {cancelled} were cancelled"
             return Line(f"all tasks have ended: {counts}")
