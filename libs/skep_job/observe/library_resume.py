@@ -70,8 +70,11 @@ class _Offer:
             given = words[position] if len(words) > position else options.get(argument)
             # The first training is what counts, also one that brings its own.
             taken, self._open = self._open, False
-            if taken and given is None and len(words) <= position and self._fits(folders, self_):
-                options[argument] = self._path
+            if taken and given is None and self._fits(folders, self_):
+                if len(words) > position:
+                    words = (*words[:position], self._path, *words[position + 1 :])
+                else:
+                    options[argument] = self._path
                 self._say(f"the Trainer gets {argument}={self._path}")
             return original(self_, *words, **options)
 

@@ -26,6 +26,7 @@ FILES_MAX = 10_000
 DEPTH_MAX = 4
 TRAINER_STATE, RANDOM_STATES = "trainer_state.json", "random_states_0.pkl"
 DCP_METADATA = ".metadata"
+WEIGHTS = ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
 PARTIAL = (".tmp", ".part", ".partial", ".incomplete", ".temp")
 DATA_BYTES_MAX = 16 * 1024 * 1024
 """Of the `data.pkl` in a checkpoint of Lightning that are looked at: names and shapes."""
@@ -69,9 +70,12 @@ def files_of(path: str, uid: int) -> Files:
     found: dict[str, tuple[int, int]] = {}
     try:
         trouble = _list(path, "", uid, found, 0)
+        newest_ns = max((one[1] for one in found.values()), default=0)
+        if trouble:  # Then not all of its files were looked at.
+            newest_ns = max(newest_ns, os.lstat(path).st_mtime_ns)
     except OSError as error:
-        trouble = f"it cannot be listed: {error.strerror}"
-    return Files(found, max((one[1] for one in found.values()), default=0), trouble)
+        return Files(found, 0, f"it cannot be listed: {error.strerror}")
+    return Files(found, newest_ns, trouble)
 
 
 def _list(path: str, name: str, uid: int, found: dict[str, tuple[int, int]], depth: int) -> str:
@@ -123,7 +127,7 @@ def judge(path: str, files: Files) -> Judged:
     if TRAINER_STATE in names or os.path.basename(path).startswith("checkpoint-"):
         return _transformers(path, files, step)
     if RANDOM_STATES in names:
-        has = any(name.startswith(("model", "pytorch_model")) for name in names)
+        has = any(name.startswith(WEIGHTS) for name in names)
         return Judged("accelerate", step, "" if has else "it has no weights of a model")
     if any(name.endswith(".distcp") for name in names):
         whole = any(name.rpartition("/")[2] == DCP_METADATA for name in names)
@@ -151,17 +155,13 @@ def _transformers(path: str, files: Files, step: int) -> Judged:
         return Judged("transformers", said, "it has weights alone, and no state of the optimizer")
     if missing := _missing_shard(path, tops):
         return Judged("transformers", said, f"{missing} is missing")
-    if not any(name.endswith((".safetensors", ".bin")) or _is_sharded(name) for name in tops):
+    if not any(name.startswith(WEIGHTS) or GLOBAL_STEP.match(name) for name in tops):
         return Judged("transformers", said, "it has no weights of a model")
     return Judged("transformers", said)
 
 
 def _is_optimizer(name: str) -> bool:
     return name.startswith("optimizer") or GLOBAL_STEP.match(name) is not None
-
-
-def _is_sharded(name: str) -> bool:
-    return name.startswith("pytorch_model_fsdp") or GLOBAL_STEP.match(name) is not None
 
 
 def _missing_shard(path: str, tops: set[str]) -> str:

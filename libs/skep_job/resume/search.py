@@ -127,7 +127,7 @@ def _candidates(
             if path in found or len(found) >= CANDIDATES_MAX or os.path.islink(path):
                 continue
             files = layouts.files_of(path, uid)
-            if files.trouble or files.newest_ns >= since_ns - CLOCKS_APART_NS:
+            if files.newest_ns >= since_ns - CLOCKS_APART_NS:
                 within = os.path.relpath(path, place.path)
                 found[path] = _Candidate(path, place, within, files)
     return sorted(found.values(), key=lambda one: (-one.files.newest_ns, one.path))
