@@ -24,7 +24,7 @@ from tests.kit import admitted, allocator, at, bind, exited, facts_of, joined, s
 
 DIGEST = "a" * 64
 SCRIPT = {"name": "train", "vc": "nlp", "script": "t.py"}
-PLAIN = Folders("/home/me", "/state/checkpoints/j1", False, {}, Path("/lib"))
+PLAIN = Folders("/home-of/me", "/state/checkpoints/j1", False, {}, Path("/lib"))
 
 
 def parsed(**more: Any) -> Any:
@@ -149,7 +149,7 @@ def _asked(command: BindJob, folders: Folders, **order: Any) -> dict[str, Any]:
 def test_a_node_looks_in_the_folders_of_the_job_alone() -> None:
     alone = bind(attempt=3)
     plain = _asked(alone, PLAIN)
-    assert [each["path"] for each in plain["places"]] == ["/home/me", "/state/checkpoints/j1"]
+    assert [each["path"] for each in plain["places"]] == ["/home-of/me", "/state/checkpoints/j1"]
     code = bind(attempt=3, code=DIGEST, workdir="src", outputs=("out/",))
     works = {1: "/w/j1/1", 2: "/w/j1/2"}
     kept = _asked(code, PLAIN._replace(works=works, workdir="/w/j1/3/src"))

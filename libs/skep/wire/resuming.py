@@ -1,4 +1,4 @@
-"""What a spec may say of checkpoints that libraries write: `resume: auto`, or patterns and words."""
+"""What a spec may say of checkpoints that libraries write: `resume: auto`, or patterns."""
 
 from __future__ import annotations
 

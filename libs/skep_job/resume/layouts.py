@@ -4,7 +4,7 @@ What each library writes last, and what a checkpoint of it must have so that tra
 
 | kind | is known by | whole, if |
 |---|---|---|
-| transformers | `checkpoint-N/`, `trainer_state.json` (written last) | it says step N; weights, optimizer |
+| transformers | `checkpoint-N/`, `trainer_state.json` (last) | it says step N; optimizer, weights |
 | accelerate | `random_states_0.pkl` (written last but for custom objects) | weights are there |
 | lightning | a `.ckpt` file | it says the version of Lightning, and has states of optimizers |
 | dcp | `*.distcp` files | `.metadata` (written last) |
@@ -53,7 +53,7 @@ class Files(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a checkpoint is: of which library, after which step (-1: not said), or why it is none."""
+    """What a checkpoint is: of which library, after which step (-1: not said); why it is none."""
 
     kind: str
     step: int

@@ -288,7 +288,8 @@ def _goes_on(row: dict[str, Any], spec: dict[str, Any]) -> str:
     told = dict.fromkeys(one["resumed"] for one in members if one.get("resumed"))
     if told:
         return f"attempt {attempts[-1]['attempt']} {'; '.join(told)}"
-    return "a later attempt looks for a checkpoint, and its log says which" if spec.get("resume") else ""
+    looks = "a later attempt looks for a checkpoint, and its log says which"
+    return looks if spec.get("resume") else ""
 
 
 def _limits(limits: dict[str, Any]) -> str:
