@@ -83,7 +83,8 @@ def test_auto_is_short_for_an_object() -> None:
         ),
         (
             {"resume": "auto", "elastic": {"min": 1, "max": 1}},
-            "$.resume: `resume` finds checkpoints of libraries; a job with `elastic` has Skep's own",
+            "$.resume: `resume` finds checkpoints of libraries; a job with `elastic` has "
+            "Skep's own",
         ),
     ],
 )
