@@ -110,15 +110,21 @@ def test_a_retry_goes_on_from_the_newest_whole_checkpoint_of_the_attempt_before(
 ) -> None:
     (tmp_path / "train.py").write_text(RETRIED)
     (tmp_path / "spec.yaml").write_text(
-        "name: train\ncode: .\ncommand: [python3, train.py]\noutputs: [out/]\n"
+        f"name: train\nworkdir: {tmp_path}\ncommand: [python3, train.py]\n"
         "limits: {retries: 1}\nresume: {args: [--from, '{checkpoint}']}\n"
     )
     done = skep(cluster, tmp_path, "submit", "-q", "spec.yaml")
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
     assert cluster.ended(job)["state"] == "succeeded"
-    passed, goes_on, said = cluster.log(job).splitlines()
-    assert passed.startswith("[skep] resume: passed over: out/checkpoint-20 in attempt 1: trainer")
-    assert goes_on.endswith("from out/checkpoint-10 in attempt 1 (transformers, step 10)")
-    assert said.startswith("['--from', '/")
-    assert said.endswith("/1/out/checkpoint-10'] checkpoint-10")
+    lines = cluster.log(job).splitlines()
+    assert len(lines) == 3, lines
+    passed, goes_on, said = lines
+    assert passed.startswith(f"[skep] resume: passed over: out/checkpoint-20 in {tmp_path}: train")
+    assert goes_on.endswith(f"from out/checkpoint-10 in {tmp_path} (transformers, step 10)")
+    assert said == f"['--from', '{tmp_path}/out/checkpoint-10'] checkpoint-10"
+
+    (tmp_path / "spec.yaml").write_text("name: train\ncommand: [a]\nresume: later\n")
+    refused = skep(cluster, tmp_path, "submit", "-q", "spec.yaml")
+    assert refused.returncode == 1
+    assert "`resume` must be `auto` or an object, not `later`" in refused.stderr

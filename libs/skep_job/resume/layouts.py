@@ -113,7 +113,7 @@ def judge(path: str, files: Files) -> Judged:
     if files.trouble:
         return Judged("", -1, files.trouble)
     names = files.sizes
-    step = _step(os.path.basename(path))
+    step = step_of(path)
     if partial := next((one for one in (path, *names) if one.endswith(PARTIAL)), ""):
         return Judged("", step, f"{os.path.basename(partial)} was not finished")
     if not names:
@@ -133,6 +133,12 @@ def judge(path: str, files: Files) -> Judged:
         whole = any(name.rpartition("/")[2] == DCP_METADATA for name in names)
         return Judged("dcp", step, "" if whole else f"{DCP_METADATA} is missing")
     return Judged("files", step)
+
+
+def step_of(path: str) -> int:
+    """Return the step that a checkpoint's name says, -1 if it says none."""
+    found = STEP.findall(os.path.basename(path))
+    return int(found[-1]) if found else -1
 
 
 def lacks(files: Files, earlier: Files) -> str:
@@ -191,11 +197,6 @@ def _one_file(path: str, step: int) -> Judged:
         text = f"its form {suffix or '(no suffix)'} is not known, so its end cannot be verified"
         return Judged("", step, text)
     return Judged(kind, step)
-
-
-def _step(name: str) -> int:
-    found = STEP.findall(name)
-    return int(found[-1]) if found else -1
 
 
 def _without_step(part: str) -> str:

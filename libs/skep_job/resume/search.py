@@ -130,7 +130,12 @@ def _candidates(
             if files.newest_ns >= since_ns - CLOCKS_APART_NS:
                 within = os.path.relpath(path, place.path)
                 found[path] = _Candidate(path, place, within, files)
-    return sorted(found.values(), key=lambda one: (-one.files.newest_ns, one.path))
+    return sorted(found.values(), key=_order)
+
+
+def _order(one: _Candidate) -> tuple[int, int, str]:
+    """Return the place of a candidate: the newest first, by step where a clock tells no more."""
+    return -one.files.newest_ns, -layouts.step_of(one.path), one.path
 
 
 def _unlike_earlier(one: _Candidate, older: Sequence[_Candidate]) -> str:
