@@ -283,11 +283,10 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
 
 def _goes_on(row: dict[str, Any], spec: dict[str, Any]) -> str:
     """Return which checkpoint of a library's own the latest attempt goes on from."""
-    attempts = row.get("attempts") or ()
-    members = attempts[-1].get("members") or () if attempts else ()
-    told = dict.fromkeys(one["resumed"] for one in members if one.get("resumed"))
+    last = next(reversed(row.get("attempts") or []), {})
+    told = dict.fromkeys(one["resumed"] for one in last.get("members") or () if one.get("resumed"))
     if told:
-        return f"attempt {attempts[-1]['attempt']} {'; '.join(told)}"
+        return f"attempt {last['attempt']} {'; '.join(told)}"
     looks = "a later attempt looks for a checkpoint, and its log says which"
     return looks if spec.get("resume") else ""
 
