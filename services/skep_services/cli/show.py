@@ -283,7 +283,7 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
 
 def _goes_on(row: dict[str, Any], spec: dict[str, Any]) -> str:
     """Return which checkpoint of a library's own the latest attempt goes on from."""
-    last = next(reversed(row.get("attempts") or []), {})
+    last: dict[str, Any] = next(reversed(row.get("attempts") or []), {})
     told = dict.fromkeys(one["resumed"] for one in last.get("members") or () if one.get("resumed"))
     if told:
         return f"attempt {last['attempt']} {'; '.join(told)}"
