@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from skep.ids import is_token
+from skep.wire import resuming
 from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
 from skep.wire.cluster import Template
@@ -144,7 +145,10 @@ def parse_tree(
     shared = _with_share(whole)
     if isinstance(shared, Problem):
         return [shared]
-    tree = shared
+    spelled = resuming.spelled_out(shared)
+    if isinstance(spelled, Problem):
+        return [spelled]
+    tree = spelled
     spec = _converted(tree)
     if spec is None:
         choices = list(_choices(tree))
@@ -419,6 +423,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _array(spec)
     yield from _volumes(spec)
     yield from _notify(spec)
+    yield from resuming.problems(spec)
 
 
 def _folders(spec: JobSpec) -> Iterator[Problem]:

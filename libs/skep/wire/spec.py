@@ -304,6 +304,25 @@ class PipelineBound(_Part, frozen=True):
     max_parallel: Whole
 
 
+RESUME_FIND_MAX, RESUME_ARGS_MAX = 16, 64
+CHECKPOINT_PLACEHOLDER = "{checkpoint}"
+
+
+class Resume(_Part, frozen=True):
+    """How an attempt goes on from a checkpoint that a library wrote in an earlier attempt.
+
+    `find` are patterns of files and folders, relative to the job's folder, or in a volume of the
+    job's: `ckpt/step_*`, `scratch:run7/*.pt`. Without it, checkpoints of transformers, accelerate
+    and Lightning are looked for. `args` are added to the command where a checkpoint was found;
+    `{checkpoint}` is its path. With `auto` the Trainers of transformers and Lightning get it
+    without the script's help: `resume: auto` means `resume: {auto: true}`.
+    """
+
+    find: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    args: Annotated[tuple[Words, ...], Meta(max_length=ENV_MAX)] = ()
+    auto: bool = False
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
@@ -342,7 +361,8 @@ class JobSpec(_Part, frozen=True):
     `notify` says who is notified. `stdin` is the file that rank 0 reads as its
     standard input: a path in the folder of `code`, or without one a full path on the nodes. With
     both, and without `outputs`, `workdir` may be a full path too. `pipeline` names the pipeline
-    that a job is of, and how many of its jobs may be at work at the same time.
+    that a job is of, and how many of its jobs may be at work at the same time. `resume` says how a
+    later attempt goes on from a checkpoint of a library's own.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -393,6 +413,7 @@ class JobSpec(_Part, frozen=True):
     notify: Notify | None = None
     stdin: Words = ""
     pipeline: PipelineBound | None = None
+    resume: Resume | None = None
 
     @property
     def secret_names(self) -> tuple[str, ...]:

@@ -102,10 +102,14 @@ class CountingFailed(Speech, frozen=True, tag="error"):
 
 
 class Can(Speech, frozen=True, tag="can"):
-    """What the rank can do, once known and whenever it changes."""
+    """What the rank can do, once known and whenever it changes.
+
+    `resumed` says which checkpoint of an earlier attempt it goes on from, if it looked for one.
+    """
 
     tier: Short = "observed"
     can: Abilities = ()
+    resumed: Short = ""
 
 
 class Idle(Speech, frozen=True, tag="idle"):

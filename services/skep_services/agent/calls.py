@@ -370,7 +370,14 @@ class AgentCalls:
             if trouble is not None:
                 return trouble
         accounts = self._launcher is not None
-        plan = run_plan(command, self.shared, self._devices, self._inherited, accounts=accounts)
+        plan = run_plan(
+            command,
+            self.shared,
+            self._devices,
+            self._inherited,
+            accounts=accounts,
+            earlier=self.code.attempts(command.command.job) if command.command.resume else (),
+        )
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
         plan = msgspec.structs.replace(
@@ -390,7 +397,7 @@ class AgentCalls:
             self._checkpoints.provide(
                 command.command.job, whole=whole, make=not accounts, fresh=fresh
             )
-            if plan.image or command.command.python:
+            if plan.image or command.command.python or command.command.resume is not None:
                 provide_job_library(self.shared)
         except OSError as error:
             return RunNotStarted(

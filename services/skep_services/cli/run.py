@@ -126,6 +126,14 @@ def options_run(parser: ArgumentParser) -> None:
         metavar="NAME[:PLACE][:ro|:rw]",
         help="a volume of `skep volumes`, perhaps at this place (repeatable)",
     )
+    parser.add_argument(
+        "--resume",
+        action="append",
+        default=[],
+        metavar="auto|PATTERN",
+        help="have a later attempt go on from the newest checkpoint: auto, of transformers or "
+        "Lightning; or one that is named so, in SKEP_RESUME_FROM (repeatable)",
+    )
     parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
     parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
@@ -211,6 +219,7 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         "outputs": arguments.output,
         "volumes": volumes_of(arguments.volume),
         "env": dict(map(variable, arguments.env)),
+        "resume": resume_of(arguments.resume),
     }
     tree.update({name: value for name, value in given.items() if value})
     for key in ("array", "priority"):
@@ -268,6 +277,13 @@ def volumes_of(words: list[str]) -> dict[str, str]:
             raise CommandError(exits.USAGE, f"--volume {word}: {name} is given twice")
         volumes[name] = f":{rest}" if mark and not rest.startswith("/") else rest
     return volumes
+
+
+def resume_of(words: list[str]) -> dict[str, Any]:
+    """Return how a later attempt goes on, of `auto` and patterns such as `ckpt/step_*`."""
+    found = [word for word in words if word != "auto"]
+    auto = {"auto": True} if len(found) < len(words) else {}
+    return {**auto, **({"find": found} if found else {})}
 
 
 def variable(text: str) -> tuple[str, str]:

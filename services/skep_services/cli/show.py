@@ -94,6 +94,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("python", spec.get("python") or ""),
         ("environment", _environment(row, spec.get("environment"), now_ns)),
         ("tier", _tier(row, spec)),
+        ("goes on", _goes_on(row, spec)),
         ("changing", _changing(row)),
         ("asked", _asked(row)),
         ("workdir", spec.get("workdir") or ""),
@@ -284,6 +285,16 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
     if row["state"] in ENDED:
         return "opaque (no mini-batch was seen)"
     return "not known before it trains (PyTorch is observed, anything else is opaque)"
+
+
+def _goes_on(row: dict[str, Any], spec: dict[str, Any]) -> str:
+    """Return which checkpoint of a library's own the latest attempt goes on from."""
+    last: dict[str, Any] = next(reversed(row.get("attempts") or []), {})
+    told = dict.fromkeys(one["resumed"] for one in last.get("members") or () if one.get("resumed"))
+    if told:
+        return f"attempt {last['attempt']} {'; '.join(told)}"
+    looks = "a later attempt looks for a checkpoint, and its log says which"
+    return looks if spec.get("resume") else ""
 
 
 def _limits(limits: dict[str, Any]) -> str:

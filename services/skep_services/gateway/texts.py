@@ -115,7 +115,8 @@ def _about_changes(fact: Any) -> Line | None:
             text = f"{changes.name_of(ask)} {result}: {_why(why, fact.detail)}"
             return Line(text, reason=why)
         case changes.MemberLearned(node=on, tier=tier, can=can, attempt=attempt):
-            return Line(f"{tier} on {on}: {', '.join(can) or 'nothing more'}", attempt, on)
+            goes_on = f"; goes on {fact.resumed}" if fact.resumed else ""
+            return Line(f"{tier} on {on}: {', '.join(can) or 'nothing more'}{goes_on}", attempt, on)
         case changes.JobChanging(attempt=attempt, goal=goal, undoing=undoing, why=why):
             verb = f"{goal} is being undone" if undoing else f"{goal} begins"
             more = f", round {fact.round}" if fact.round > 1 else ""
