@@ -30,6 +30,7 @@ from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search import SearchSpec
 from skep.wire.search_facts import Request, SearchFact, SearchVerdict
 from skep.wire.spec import NOT_BUILT, JobSpec
+from skep.wire.template_facts import TemplateAsk
 from skep.wire.trials import Trials
 from skep.wire.verdict import Verdict
 from skep_services.gateway import openapi
@@ -280,7 +281,7 @@ def documents() -> dict[str, str]:
     made["asyncapi.json"] = _text(_asyncapi())
     made["openapi.json"] = _text(openapi.document())
     made["examples/job-spec.json"] = _text(SPEC)
-    made["asks.schema.json"] = _text(_schema(Wish))
+    made["asks.schema.json"] = _text(_schema(Wish | TemplateAsk))
     made["search-spec.schema.json"] = _text(_schema(SearchSpec))
     made["examples/search-spec.json"] = _text(SEARCH_SPEC)
     made["search-requests.schema.json"] = _text(_schema(Request))

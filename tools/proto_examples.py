@@ -29,11 +29,12 @@ from skep.wire import (
     reports,
     resizes,
     talk,
+    template_facts,
     trials,
     verdict,
     windows,
 )
-from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
+from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, Template, VirtualCluster
 from skep.wire.reasons import Reason
 from skep.wire.roles import Role, Standing
 from skep.wire.spec import (
@@ -547,6 +548,8 @@ ASKS: tuple[msgspec.Struct, ...] = (
     changes.AskHold(job="j17"),
     changes.AskRelease(job="j17"),
     changes.AskRetry(job="j21"),
+    template_facts.AskSetTemplate(name="smoke", template=Template(spec={"priority": 5})),
+    template_facts.AskRemoveTemplate(name="smoke"),
 )
 BAD_CELL = bearing.BadCell(chain="cpux4", vc="nlp", level=3, index=1)
 ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
@@ -579,6 +582,14 @@ ADMISSION_FACTS: tuple[msgspec.Struct, ...] = (
     array.ArrayOpened(array="j21"),
     array.TasksRetried(array="j21", number=130, tasks="1,4-6", at=AT, by="ann", vc="nlp"),
     array.ArrayOver(array="j21", succeeded=97, failed=2, cancelled=1, at=AT),
+    template_facts.TemplateSet(
+        vc="nlp",
+        name="smoke",
+        number=131,
+        at=AT,
+        template=Template(spec={"resources": {"gpus": 1}}, fixed=("resources.gpus",)),
+        by="ann",
+    ),
 )
 ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
     facts.NodeAdded(joined=JOINED),
@@ -864,6 +875,7 @@ JOB_SAYS: tuple[msgspec.Struct, ...] = (
     talk.Checkpointed(
         **_RANK, order=57, step=130, bytes=300_000_000, path="a00001-s130", pause_ns=400_000_000
     ),
+    talk.Idle(**_RANK, idle_ns=1_800_000_000_000),
     talk.Ready(**_RANK, port=31_000),
     talk.Sent(**_RANK, order=65, step=140, bytes=300_000_000),
     talk.Loaded(**_RANK, step=140, bytes=300_000_000),

@@ -1,5 +1,7 @@
 """The process of a job that is a notebook: it becomes Jupyter, and says where that listens.
 
+With `--idle` it stays, as Jupyter's parent: `skep_job.notebook_idle`.
+
     python -m skep_job.notebook [--python PYTHON] [--idle SECONDS]     what `skep notebook` submits
     python -m skep_job.notebook --where                                run in the job: where it is
 
@@ -27,7 +29,7 @@ TOKEN_VARIABLE = "JUPYTER_TOKEN"  # noqa: S105 - a name
 TOKEN_BYTES = 24
 HOST = "127.0.0.1"
 PROGRAMS = ("jupyterlab", "jupyter_server")
-"""What serves notebooks, the better one first: the other has no page to edit them."""
+"""What serves notebooks, the better one first: the other has no page to edit them, only "/"."""
 LOOK = (
     "import importlib.util as u; "
     f"print(next((each for each in {PROGRAMS!r} if u.find_spec(each)), ''))"
@@ -36,7 +38,11 @@ LOOK_WITHIN_S = 30.0
 LISTENS_WITHIN_S = 120.0
 """How long Jupyter may take to begin: 3 s, but more on a busy node or a slow file system."""
 LOOK_EVERY_S = 0.05
-CULL_EVERY_S = 60
+IDLE_PYTHON_MIN = (3, 10)
+OLD = (
+    f"--idle needs Python {'.'.join(map(str, IDLE_PYTHON_MIN))} or later as `python3`, which is "
+    f"{sys.version.split()[0]} here: leave --idle out"
+)
 NOT_YET = 4
 """The exit code of `--where` if Jupyter does not come to listen."""
 
@@ -106,12 +112,11 @@ def free_port() -> int:
         return found
 
 
-def options(port: int, idle_s: int) -> list[str]:
+def options(port: int) -> list[str]:
     """Return what Jupyter is told in its arguments, which everyone on the node may read.
 
     Args:
         port: Where it is to listen.
-        idle_s: How long nothing may happen before it ends (seconds); 0: for ever.
     """
     told = [
         "--no-browser",
@@ -122,14 +127,6 @@ def options(port: int, idle_s: int) -> list[str]:
     ]
     if os.getuid() == 0:
         told.append("--allow-root")
-    if idle_s:
-        told += [
-            f"--ServerApp.shutdown_no_activity_timeout={idle_s}",
-            f"--MappingKernelManager.cull_idle_timeout={idle_s}",
-            f"--MappingKernelManager.cull_interval={min(CULL_EVERY_S, idle_s)}",
-            "--MappingKernelManager.cull_connected=True",
-            f"--TerminalManager.cull_inactive_timeout={idle_s}",
-        ]
     return told
 
 
@@ -145,23 +142,30 @@ def write(path: str, about: dict[str, object]) -> None:
 
 
 def serve(python: str, idle_s: int) -> int:
-    """Become Jupyter; return the exit code if that is not possible."""
+    """Become Jupyter, or with `idle_s` run it; return the exit code of that, or of a failure."""
     run = os.environ.get(RUN_VARIABLE, "")
     if not run:
         return _said("it is a job's process: `skep notebook` starts it", 2)
+    if idle_s and sys.version_info < IDLE_PYTHON_MIN:
+        return _said(OLD, 1)
     try:
         program = program_of(python)
         if not program:
             return _said(lacks(python), 1)
         place = own_folder()
         port, token = free_port(), secrets.token_hex(TOKEN_BYTES)
-        page = "lab" if program == "jupyterlab" else "tree"
+        page = "lab" if program == "jupyterlab" else ""
         write(place_of(run), {"port": port, "token": token, "page": page})
         os.environ[TOKEN_VARIABLE] = token
         os.environ["JUPYTER_RUNTIME_DIR"] = os.path.join(place, "runtime")
         sys.stdout.write(f"[skep] a notebook runs here: skep notebook {run.partition('.')[0]}\n")
         sys.stdout.flush()
-        os.execv(python, [python, "-m", program, *options(port, idle_s)])  # noqa: S606 - no shell
+        argv = [python, "-m", program, *options(port)]
+        if idle_s:
+            from skep_job.notebook_idle import stay
+
+            return stay(argv, port, token, idle_s)
+        os.execv(python, argv)  # noqa: S606 - no shell
     except OSError as error:
         return _said(f"{error.filename or python}: {error.strerror}", 1)
 
@@ -200,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     """Do what the arguments say; return the exit code."""
     parser = argparse.ArgumentParser(description="What `skep notebook` runs as a job.")
     parser.add_argument("--python", default=sys.executable, help="the interpreter of Jupyter")
-    parser.add_argument("--idle", type=int, default=0, help="end after so many idle seconds")
+    parser.add_argument("--idle", type=int, default=0, help="be suspended after so many seconds")
     parser.add_argument("--where", action="store_true", help="say where the job's notebook is")
     given = parser.parse_args(argv)
     return where() if given.where else serve(given.python, given.idle)

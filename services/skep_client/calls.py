@@ -27,6 +27,10 @@ from skep_client.errors import BadCallError
 from skep_services.cli.client import is_header_text, query, quote
 from skep_services.gateway.answers import (
     Blame,
+    BlameList,
+    CacheList,
+    CacheRemoved,
+    Calibration,
     Cancelled,
     ChangeTaken,
     ChunksKept,
@@ -34,15 +38,22 @@ from skep_services.gateway.answers import (
     CodeList,
     Curve,
     EventList,
+    Fair,
     GpuList,
     Health,
     History,
     JobDetail,
     JobList,
+    Links,
+    ModelList,
+    Near,
     NodeList,
+    NoticeList,
+    NoticeTested,
     OutputDigest,
     OutputList,
     Plan,
+    PromiseList,
     Report,
     Requeued,
     SearchBegun,
@@ -53,11 +64,15 @@ from skep_services.gateway.answers import (
     Submitted,
     Trace,
     TrialAsked,
+    Trials,
     TrialTold,
+    UsageList,
     VcList,
     VcUsage,
+    Volumes,
     WhoAmI,
     Why,
+    Windows,
 )
 
 ANSWER_S = 30.0
@@ -123,6 +138,18 @@ def job_name(job: JobLike) -> str:
 def of_job(job: JobLike, rest: str = "") -> str:
     """Return the path of a job, or of something of it."""
     return f"/v1/jobs/{quote(job_name(job))}{rest}"
+
+
+def _said(name: str, what: str) -> str:
+    """Return a part of a path.
+
+    Raises:
+        BadCallError: It is no name.
+    """
+    if not isinstance(name, str) or not name:
+        text = f"not {what}: {name!r:.80}"
+        raise BadCallError(text)
+    return name
 
 
 def new_key(key: str | None) -> str:
@@ -260,6 +287,11 @@ def blame(name: JobLike) -> Call[Blame]:
     return Call(method="GET", path=of_job(name, "/blame"), answer=Blame)
 
 
+def links(name: JobLike) -> Call[Links]:
+    """Ask where a job shows its training."""
+    return Call(method="GET", path=of_job(name, "/links"), answer=Links)
+
+
 def why(name: JobLike, *, what_if: bool) -> Call[Why]:
     """Ask why a job is where it is."""
     path = query(of_job(name, "/why"), what_if=1 if what_if else None)
@@ -368,6 +400,81 @@ def vcs() -> Call[VcList]:
 def usage(vc: str) -> Call[VcUsage]:
     """Ask for the cells of a virtual cluster."""
     return Call(method="GET", path=f"/v1/vcs/{quote(vc)}/usage", answer=VcUsage)
+
+
+def usages() -> Call[UsageList]:
+    """Ask for the cells of every virtual cluster."""
+    return Call(method="GET", path="/v1/usage", answer=UsageList)
+
+
+def fair(**wanted: Any) -> Call[Fair]:
+    """Ask what people used, and what they may have."""
+    return Call(method="GET", path=query("/v1/fair", **wanted), answer=Fair)
+
+
+def volumes(**wanted: Any) -> Call[Volumes]:
+    """List the volumes that the caller may use."""
+    return Call(method="GET", path=query("/v1/volumes", **wanted), answer=Volumes)
+
+
+def windows() -> Call[Windows]:
+    """List the windows in which nodes are kept free."""
+    return Call(method="GET", path="/v1/windows", answer=Windows)
+
+
+def caches() -> Call[CacheList]:
+    """List the environments that nodes keep."""
+    return Call(method="GET", path="/v1/caches", answer=CacheList, wait_s=OUTPUTS_S)
+
+
+def remove_cache(node: str, key: str) -> Call[CacheRemoved]:
+    """Have a node remove an environment."""
+    path = f"/v1/caches/{quote(_said(node, 'a node'))}/{quote(_said(key, 'a key'))}"
+    return Call(method="DELETE", path=path, answer=CacheRemoved, wait_s=OUTPUTS_S)
+
+
+def notices(**wanted: Any) -> Call[NoticeList]:
+    """List the targets that jobs may notify, and the latest messages."""
+    return Call(method="GET", path=query("/v1/notices", **wanted), answer=NoticeList)
+
+
+def test_notice(target: str, vc: str) -> Call[NoticeTested]:
+    """Send a test to a target."""
+    body = encoded({"target": target, "vc": vc}, "the test")
+    return Call(
+        method="POST", path="/v1/notices/test", answer=NoticeTested, body=body, wait_s=OUTPUTS_S
+    )
+
+
+def blames(**wanted: Any) -> Call[BlameList]:
+    """Ask where the time of all jobs of virtual clusters went."""
+    return Call(method="GET", path=query("/v1/blame", **wanted), answer=BlameList)
+
+
+def promises(**wanted: Any) -> Call[PromiseList]:
+    """List the deadlines of jobs."""
+    return Call(method="GET", path=query("/v1/promises", **wanted), answer=PromiseList)
+
+
+def trials(**wanted: Any) -> Call[Trials]:
+    """List what was tried of running jobs."""
+    return Call(method="GET", path=query("/v1/trials", **wanted), answer=Trials)
+
+
+def calibration(**wanted: Any) -> Call[Calibration]:
+    """Ask how often estimates held."""
+    return Call(method="GET", path=query("/v1/calibration", **wanted), answer=Calibration)
+
+
+def models(model: str | None, **wanted: Any) -> Call[ModelList]:
+    """Ask what was measured of all models, or of one."""
+    path = "/v1/models" if model is None else f"/v1/models/{quote(_said(model, 'a model'))}"
+    return Call(method="GET", path=query(path, **wanted), answer=ModelList)
+
+
+def limits() -> Call[Near]:
+    """Ask which limits are near."""
+    return Call(method="GET", path="/v1/limits", answer=Near)
 
 
 def whoami() -> Call[WhoAmI]:

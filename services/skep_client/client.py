@@ -45,17 +45,28 @@ from skep_client.sessions import Executed
 from skep_client.steps import Do, Next, Open, Out, Pause, Steps, Stream
 from skep_services.gateway.answers import (
     Blame,
+    BlameList,
+    CacheList,
+    CacheRemoved,
+    Calibration,
     Cancelled,
     ChangeTaken,
     CodeList,
     Curve,
+    Fair,
     GpuRow,
     Health,
     History,
     JobDetail,
+    Links,
+    ModelList,
+    Near,
     NodeRow,
+    NoticeList,
+    NoticeTested,
     OutputList,
     Plan,
+    PromiseList,
     Report,
     Requeued,
     SearchBegun,
@@ -66,12 +77,16 @@ from skep_services.gateway.answers import (
     Submitted,
     Trace,
     TrialAsked,
+    Trials,
     TrialTold,
+    UsageList,
     VcRow,
     VcUsage,
+    Volumes,
     WhatIf,
     WhoAmI,
     Why,
+    Windows,
 )
 from skep_services.gateway.rows import Asked, Event, Row
 
@@ -248,6 +263,10 @@ class Client:
     def blame(self, job: JobLike) -> Blame:
         """Return where the time of a job went."""
         return self._call(calls.blame(job))
+
+    def links(self, job: JobLike) -> Links:
+        """Return where a job shows its training: W&B runs, folders for TensorBoard."""
+        return self._call(calls.links(job))
 
     def requeue(self, job: JobLike, *, hold: bool = False, key: str | None = None) -> Requeued:
         """Submit an ended job again, as a new job; `hold`: it waits for `release`."""
@@ -479,6 +498,68 @@ class Client:
     def usage(self, vc: str) -> VcUsage:
         """Return a virtual cluster with its cells."""
         return self._call(calls.usage(vc))
+
+    def usages(self) -> UsageList:
+        """Return the virtual clusters with their cells."""
+        return self._call(calls.usages())
+
+    def fair(self, *, vc: str | None = None) -> Fair:
+        """Return what people used of virtual clusters, and what they may have."""
+        return self._call(calls.fair(vc=vc))
+
+    def volumes(self, *, vc: str | None = None) -> Volumes:
+        """Return the volumes that the caller may use, or those of one virtual cluster."""
+        return self._call(calls.volumes(vc=vc))
+
+    def windows(self) -> Windows:
+        """Return the windows in which nodes are kept free."""
+        return self._call(calls.windows())
+
+    def caches(self) -> CacheList:
+        """Return the environments of jobs that the nodes keep."""
+        return self._call(calls.caches())
+
+    def remove_cache(self, node: str, key: str) -> CacheRemoved:
+        """Have a node remove an environment that no job runs in."""
+        return self._call(calls.remove_cache(node, key))
+
+    def notices(self, *, vc: str | None = None) -> NoticeList:
+        """Return the targets that jobs may notify, and the latest messages."""
+        return self._call(calls.notices(vc=vc))
+
+    def test_notice(self, target: str, vc: str) -> NoticeTested:
+        """Send a test to a target, as jobs of a virtual cluster may use it."""
+        return self._call(calls.test_notice(target, vc))
+
+    def blames(self, *, vc: str | None = None) -> BlameList:
+        """Return where the time of all jobs of virtual clusters went."""
+        return self._call(calls.blames(vc=vc))
+
+    def promises(
+        self, *, vc: str | None = None, outcome: str | None = None, limit: int | None = None
+    ) -> PromiseList:
+        """Return the deadlines of jobs; `outcome`: those that came to this."""
+        return self._call(calls.promises(vc=vc, outcome=outcome, limit=limit))
+
+    def trials(
+        self, *, vc: str | None = None, job: JobLike | None = None, limit: int | None = None
+    ) -> Trials:
+        """Return what was tried of running jobs, or of one job."""
+        return self._call(
+            calls.trials(vc=vc, job=None if job is None else calls.job_name(job), limit=limit)
+        )
+
+    def calibration(self, *, vc: str | None = None, family: str | None = None) -> Calibration:
+        """Return how often estimates held."""
+        return self._call(calls.calibration(vc=vc, family=family))
+
+    def models(self, model: str | None = None, *, vc: str | None = None) -> ModelList:
+        """Return what was measured of all models, or of one."""
+        return self._call(calls.models(model, vc=vc))
+
+    def limits(self) -> Near:
+        """Return which limits are near."""
+        return self._call(calls.limits())
 
     def report(self, by: str | None = None, *, vc: str | None = None) -> Report:
         """Return sums of GPU time and jobs; `by`: `vc`, `person`, `project`, `type`, `day`."""

@@ -140,7 +140,9 @@ class JudgeOnly:
         except UNDECODABLE:
             return b""
         machine, vc = self._machine, self._machine.vcs.get(asked.vc)
-        parsed = parse_spec(asked.spec.encode(), vc.templates if vc is not None else {})
+        templates = vc.templates if vc is not None else {}
+        named = machine.templates.named(asked.vc, templates)
+        parsed = parse_spec(asked.spec.encode(), named)
         instead = machine.active.get(asked.instead)
         if instead is not None:
             machine.count(instead, -1)

@@ -87,3 +87,44 @@ def test_a_job_runs_what_was_submitted_and_its_outputs_come_back(
     outside = skep(cluster, tmp_path, "cp", f"{job}:../../../cluster.json", "x")
     assert (outside.returncode, outside.stdout) == (2, "")
     assert not (tmp_path / "x").exists()
+
+
+RETRIED = """\
+import json, os, sys
+print(sys.argv[1:], os.path.basename(os.environ.get("SKEP_RESUME_FROM", "-")))
+if os.environ["SKEP_GEN"] == "1":
+    for step in (10, 20):
+        os.makedirs(f"out/checkpoint-{step}")
+        for name in ("model.safetensors", "optimizer.json"):
+            with open(f"out/checkpoint-{step}/{name}", "wb") as file:
+                file.write(b"\\2\\0\\0\\0\\0\\0\\0\\0{}" if name[0] == "m" else b"{}")
+        if step == 10:
+            with open("out/checkpoint-10/trainer_state.json", "w") as file:
+                json.dump({"global_step": 10}, file)
+    os._exit(3)
+"""
+
+
+def test_a_retry_goes_on_from_the_newest_whole_checkpoint_of_the_attempt_before(
+    cluster: Embedded, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(RETRIED)
+    (tmp_path / "spec.yaml").write_text(
+        f"name: train\nworkdir: {tmp_path}\ncommand: [python3, train.py]\n"
+        "limits: {retries: 1}\nresume: {args: [--from, '{checkpoint}']}\n"
+    )
+    done = skep(cluster, tmp_path, "submit", "-q", "spec.yaml")
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    assert cluster.ended(job)["state"] == "succeeded"
+    lines = cluster.log(job).splitlines()
+    assert len(lines) == 3, lines
+    passed, goes_on, said = lines
+    assert passed.startswith(f"[skep] resume: passed over: out/checkpoint-20 in {tmp_path}: train")
+    assert goes_on.endswith(f"from out/checkpoint-10 in {tmp_path} (transformers, step 10)")
+    assert said == f"['--from', '{tmp_path}/out/checkpoint-10'] checkpoint-10"
+
+    (tmp_path / "spec.yaml").write_text("name: train\ncommand: [a]\nresume: later\n")
+    refused = skep(cluster, tmp_path, "submit", "-q", "spec.yaml")
+    assert refused.returncode == 1
+    assert "`resume` must be `auto` or an object, not `later`" in refused.stderr

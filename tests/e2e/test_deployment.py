@@ -105,6 +105,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
         "server", "server", "init", "--name", "lab", "--host", SERVER, "--listen", SERVER,
         "--ports", parts, "--vc", "vision=4",
     )  # fmt: skip
+    targets = typed.folder / "targets.toml"
+    targets.write_text("[webhooks]\nallow = true\n", encoding="ascii")
+    targets.chmod(0o600)
+    typed.good("server", "server", "notify", str(targets))
     try:
         typed.start("server", "server", "run")
         bed.until(
@@ -121,6 +125,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
         yield typed
     finally:
         typed.stop()
+
+
+@pytest.mark.slow
+def test_a_server_with_a_file_of_targets_runs_the_notifier(cluster: Typed) -> None:
+    said = cluster.good("server", "notify", "ls")
+    assert (said["webhooks"], said["mail"], said["targets"]) == (True, False, [])
 
 
 @pytest.mark.slow

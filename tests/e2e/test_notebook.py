@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -15,30 +16,40 @@ from typing import Any
 import pytest
 
 import skep
-from tests.support.embedded import SKEP, Embedded
+from tests.support.embedded import SKEP, Embedded, until
 
 pytestmark = pytest.mark.e2e
 
 DEADLINE_S = 120.0
 CELLS = Path(__file__).parents[2] / "docs" / "examples" / "cells.ipynb"
 JUPYTER = """
-import http.server, os, sys
+import datetime, http.server, json, os, sys
 
+last, served = datetime.datetime.now(datetime.timezone.utc), 0
 port = int(next(each for each in sys.argv if "ServerApp.port=" in each).partition("=")[2])
 
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        global last, served
         good = self.path.endswith("token=" + os.environ["JUPYTER_TOKEN"])
-        self.send_response(200 if good else 403)
+        told = self.headers["Authorization"] == "token " + os.environ["JUPYTER_TOKEN"]
+        self.send_response(200 if good or told else 403)
         self.end_headers()
-        self.wfile.write(b"a page" if good else b"")
+        if good:
+            last, served = datetime.datetime.now(datetime.timezone.utc), served + 1
+            self.wfile.write(b"a page" if "count" not in self.path else b"page %d" % served)
+        elif told:
+            kernels = self.path.startswith("/api/kernels")
+            about = [] if kernels else {"last_activity": last.isoformat()}
+            self.wfile.write(json.dumps(about).encode())
 
     def log_message(self, *_):
         pass
 
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever()
 """
-"""Stands in for Jupyter: it listens where it is told, and wants the token."""
+"""Stands in for Jupyter: it listens where it is told, wants the token, counts pages, and says when
+it gave the last one."""
 FAILS_ONCE = (
     "import os, sys; print(len(sys.stdin.read())); "
     "sys.exit(os.environ['SKEP_RUN'].split('.')[1:] == ['1', '0'])"
@@ -98,15 +109,56 @@ def arguments_of_all_processes() -> bytes:
     return found
 
 
+def stand_in(cluster: Embedded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a folder be found that stands in for Jupyter."""
+    package = folder / "jupyterlab"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(JUPYTER)
+    path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setitem(cluster.environment, "PYTHONPATH", path)
+
+
+@pytest.mark.nightly
+def test_an_idle_notebook_gives_its_gpu_back_and_the_next_request_has_it_go_on(
+    cluster: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(cluster, tmp_path, monkeypatch)
+    idle = ("python3", "-m", "skep_job.notebook", "--python", sys.executable, "--idle", "2")
+    job = cluster.skep("run", "-d", "--vc", "nlp", "--env", "PYTHONPATH", "--", *idle).strip()
+
+    def suspended() -> bool:
+        found = cluster.get(f"/v1/jobs/{job}")
+        return (found["state"], found["why"], found["released"]) == ("suspended", "idle", True)
+
+    made, told = opened(cluster, job)
+    url = told["url"].replace("/lab?", "/count?")
+    assert page(url) == (200, b"page 1")
+    # One connection that stays, as those of a browser do.
+    port = int(url.split(":")[2].partition("/")[0])
+    kept = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    kept.connect()
+    until(suspended, "its suspension")
+    full = ("run", "--vc", "nlp", "--gpus", "4", "--", "true")
+    assert cluster.skep(*full) == "", "all GPUs of its VC are free"
+    headers = {"User-Agent": "a browser, and more than a pong of a WebSocket has of bytes"}
+    kept.request("GET", f"/count?{url.partition('?')[2]}", headers=headers)
+    assert kept.getresponse().read() == b"page 2", "it is the process that it was"
+    until(suspended, "its suspension")
+    assert page(url) == (200, b"page 3"), "a new connection waits for it too"
+    until(suspended, "its suspension")
+    again, told_again = opened(cluster, job)
+    assert page(told_again["url"].replace("/lab?", "/count?")) == (200, b"page 4")
+    kept.close()
+    cluster.skep("cancel", job)
+    for one in (made, again):
+        assert f"{job} cancelled after" in one.communicate(timeout=DEADLINE_S)[1]
+
+
 def test_a_notebook_outlives_its_client_and_keeps_its_token(
     cluster: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = tmp_path / "jupyterlab"
-    stand_in.mkdir()
-    (stand_in / "__init__.py").touch()
-    (stand_in / "__main__.py").write_text(JUPYTER)
-    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    monkeypatch.setitem(cluster.environment, "PYTHONPATH", path)
+    stand_in(cluster, tmp_path, monkeypatch)
     made, told = opened(cluster, "--vc", "nlp", "--env", "PYTHONPATH", "--python", sys.executable)
     token = told["url"].rpartition("token=")[2]
     assert len(token) == 48

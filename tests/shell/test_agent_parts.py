@@ -24,10 +24,11 @@ from skep.wire.commands import AGENT_PYTHON, BindJob, EnvironmentOrder, RankPlan
 from skep.wire.node import MemberStarted
 from skep.wire.reports import RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep_job.devices import fake_gpus
 from skep_services.adapters import devices
 from skep_services.adapters.memory import ManualClock, MemoryBroker, MemoryBus
 from skep_services.adapters.node_runtimes import NodeRuntimes
-from skep_services.agent import proc
+from skep_services.agent import proc, vacant
 from skep_services.agent.calls import NODE_FAULT_PAUSE_S, AgentCalls, port_is_taken
 from skep_services.agent.environment import (
     container_folders,
@@ -35,6 +36,7 @@ from skep_services.agent.environment import (
     log_path,
     provide_job_library,
     run_plan,
+    terminal_programs_in_images,
 )
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.log_times import LogTimes
@@ -312,7 +314,14 @@ class TestEnvironment:
         # In a container it comes before what the image or the job sets, which only it can see.
         inside = run_plan(start(image="a:1", env={"PYTHONPATH": "/mine"}), tmp_path, slots, {})
         assert inside.env["PYTHONPATH"] == "/mine"
-        assert inside.python_path == f"{job_library_path(tmp_path)}/skep_job/start_up"
+        library = job_library_path(tmp_path)
+        assert inside.python_path == f"{library}/skep_job/start_up"
+        notebook = start(image="a:1", argv=("python3", "-m", "skep_job.notebook", "--idle", "60"))
+        found = run_plan(notebook, tmp_path, slots, {})
+        assert found.python_path == f"{library}/skep_job/start_up:{library}"
+        provide_job_library(tmp_path)
+        programs = terminal_programs_in_images(tmp_path)
+        assert {"copy.py", "forward.py"} <= {each.name for each in programs.iterdir()}
 
     def test_containers_see_what_the_operator_names(self, tmp_path: Path) -> None:
         slots = devices.CpuSlots(4, "cpu")
@@ -433,6 +442,54 @@ class Hands:
     async def ask(self, command: Any) -> Any:
         self.calls.start(command, self.answers.put)
         return await asyncio.wait_for(self.answers.get(), DEADLINE_S)
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_has_nothing_on_its_devices_leaves_them_without_the_driver(
+    tmp_path: Path,
+) -> None:
+    hands = Hands(tmp_path)
+    assert await hands.ask(machine.EvictRun("j1.1.0", (0,), 0)) == machine.RunEvicted(
+        "j1.1.0", 0, ""
+    )
+    assert await hands.ask(machine.RestoreRun("j1.1.0")) == machine.RunRestored("j1.1.0", "")
+    # What the driver took before it was switched off is not given back by anything else.
+    (tmp_path / "evicted").mkdir()
+    (tmp_path / "evicted" / "j1.1.0").touch()
+    told = await hands.ask(machine.RestoreRun("j1.1.0"))
+    assert told.trouble.startswith("the driver's checkpoint is off")
+
+
+def test_what_a_run_has_on_its_devices_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = devices.CpuSlots(2, "cpu")
+    assert vacant.trouble_of(slots, (0, 1), "j1.1.0") == ""
+    fake = devices.FakeGpus(slots, tmp_path / "gpus", 1 << 30)
+    assert vacant.trouble_of(fake, (0,), "j1.1.0") == ""
+    load = fake_gpus.FakeLoad(step_s=0.1, memory=1 << 20)
+    used = fake_gpus.Accelerator(str(tmp_path / "gpus"), 0, load)
+    pid = os.getpid()
+    assert vacant.trouble_of(fake, (0, 1), "j1.1.0") == f"another's process {pid} uses device 0"
+    monkeypatch.setattr(proc, "run_named", lambda _: "j1.1.0")
+    assert vacant.trouble_of(fake, (0, 1), "j1.1.0") == f"its process {pid} uses device 0"
+    assert vacant.trouble_of(fake, (1,), "j1.1.0") == ""
+    used.close()
+
+    class Silent(devices.CpuSlots):
+        """Devices that have files, and whose driver says nothing."""
+
+        def nodes(self, devices: Sequence[int]) -> tuple[str, ...]:
+            return ("/dev/nvidia0",)
+
+    silent = Silent(1, "cuda")
+    said = vacant.trouble_of(silent, (0,), "j1.1.0")
+    assert said == "device 0 does not tell which processes use it"
+    monkeypatch.setattr(silent, "look", lambda: (devices.DeviceState(0),))
+    assert vacant.trouble_of(silent, (0,), "j1.1.0") == ""
+    with (tmp_path / "nvidia0").open("w"):
+        monkeypatch.setattr(vacant, "DEVICE_FILES", str(tmp_path / "nvidia"))
+        assert vacant.trouble_of(silent, (0,), "j1.1.0") == f"its process {pid} has a device open"
 
 
 @pytest.mark.asyncio

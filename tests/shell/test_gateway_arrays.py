@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from skep.wire import codec, subjects
 from skep.wire.node import Outcome
+from skep.wire.snapshot import Chunk, Snapshot, digest_of, encode
 from tests.gateway_kit import House, error, opened, submitted
 from tests.kit import spec
 
@@ -92,6 +93,27 @@ async def test_an_array_ends_and_its_failed_tasks_are_begun_anew(house: House) -
     refused = await house.op.json("POST", f"/v1/jobs/{array}/retry", 409, {})
     assert error(refused)[0] == "nothing-failed"
     assert (await house.op.get(f"/v1/jobs/{array}/why"))["would_change"] == []
+
+
+async def test_an_array_whose_code_is_gone_is_not_begun_anew(house: House) -> None:
+    store = house.gateway.code_store
+    chunk = Chunk(digest_of(b"[]"), 2)
+    snapshot = Snapshot(index_bytes=2, files=0, bytes=0, chunks=(chunk,))
+    code = digest_of(encode(snapshot))
+    await store.keep("nlp", code, snapshot)
+    array = await submitted(house, array="0", code=code)
+    await ended(house, f"{array}[0]", Outcome.EXITED)
+    await store.collect()
+    await house.op.json("POST", f"/v1/jobs/{array}/retry", 202, {})
+    await house.caught_up()
+    await ended(house, f"{array}[0]", Outcome.EXITED)
+    await store._drop("nlp", code)
+    refused = await house.op.json("POST", f"/v1/jobs/{array}/retry", 409, {})
+    assert error(refused)[0] == "no-code"
+    assert refused["error"]["text"] == (
+        f"{array}: its code is kept for 7 days after its end at most, and is gone: submit it again "
+        "from its folder (`skep submit`, `skep run --array`)"
+    )
 
 
 async def test_a_task_is_cancelled_also_before_it_is_a_job(house: House) -> None:

@@ -510,23 +510,27 @@ async def test_metrics_count_jobs_gpus_and_what_was_read(house: House) -> None:
     await house.with_nodes()
     await submitted(house)
     await submitted(house, gpus=2, workers=2)
+    await submitted(house, hold=True)
     rates = Rates(at=at(0), jobs=(JobRate(job="j1", attempt=1, steps=1, rate_milli=1),))
     await house.bus.send(subjects.finding("rates"), codec.encode(rates), {})
     async with house.nobody.open("/metrics") as answer:
         text = await answer.text()
     for line in (
         'skep_jobs{state="bound",vc="nlp"} 1.0',
+        'skep_jobs{state="queued",vc="nlp"} 1.0',
+        'skep_jobs{state="deferred",vc="nlp"} 1.0',
         "skep_queue_jobs 1.0",
+        'skep_deferred_jobs{vc="nlp",why="held"} 1.0',
         'skep_vc_gpus_held{service_class="guaranteed",vc="nlp"} 1.0',
         'skep_vc_gpus{vc="nlp"} 4.0',
         'skep_nodes{state="up"} 2.0',
         "skep_gpus 4.0",
         "skep_gpus_free 3.0",
-        'skep_gateway_position{stream="SUBMIT"} 2.0',
+        'skep_gateway_position{stream="SUBMIT"} 3.0',
         "skep_gateway_waiting 0.0",
         "skep_gateway_rates_age_seconds 0.0",
-        'skep_gateway_submissions_total{answer="accepted"} 2.0',
-        'skep_gateway_request_seconds_count{method="POST",route="/v1/jobs",status="201"} 2.0',
+        'skep_gateway_submissions_total{answer="accepted"} 3.0',
+        'skep_gateway_request_seconds_count{method="POST",route="/v1/jobs",status="201"} 3.0',
     ):
         assert line in text, line
 

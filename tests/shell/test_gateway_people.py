@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from nacl.signing import SigningKey
 
@@ -254,7 +255,9 @@ async def test_what_cannot_be_noted_is_not_done(
         await house.op.json("POST", "/v1/admin/drain", 202, {"node": "node-1"})
 
 
-async def test_a_node_joins_renews_and_is_removed(tmp_path: Path) -> None:
+async def test_a_node_joins_renews_and_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(tmp_path) as house:
         made = await house.op.json("POST", "/v1/join-tokens", 201, {"node": "n1"})
         assert made["text"].endswith("." + "ab" * 32)
@@ -279,9 +282,15 @@ async def test_a_node_joins_renews_and_is_removed(tmp_path: Path) -> None:
         assert await reason(house.nobody.json("POST", "/v1/renew", 401, forged)) == "unauthorized"
         (member,) = (await house.op.get("/v1/members"))["members"]
         assert (member["name"], member["state"]) == ("n1", "joined")
+        people, servers = house.gateway.people, {"SKEP_CLUSTER": "lab"}
+        assert not people.is_removed("n2")  # Nodes of `skep up` join without a key.
+        settings = msgspec.structs.replace(people._settings, environment=servers)
+        monkeypatch.setattr(people, "_settings", settings)
+        assert [people.is_removed(name) for name in ("n1", "n2")] == [False, True]
         await house.op.json("POST", "/v1/members/node/n1/remove", 200)
         assert await reason(house.nobody.json("POST", "/v1/renew", 403, renewal)) == "key-revoked"
         assert (await house.op.get("/v1/members"))["members"] == []
+        assert people.is_removed("n1")
 
 
 async def test_a_stranger_renews_nothing_and_asks_nobody(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@
 In the simulator, so that each moment is hit exactly. One story: a job, an array that waits for it
 and is held, released, and has tasks; arrays and jobs that wait for that by `ok` and by `fail`; an
 array that fails and is retried, and what waits for that; one that is cancelled while it waits, and
-a task that is. It is told once without a crash, which says how often each service comes to each
-point. Then once for each of these: there the process dies, and starts again. `again` dies a second
-time while it recovers. Every time everything must have ended as without a crash, and no invariant
-may have broken. Prints a row for each service and point, and exits 1 if anything was not so.
+a task that is; and a pipeline with `max_parallel` of two jobs and an array. It is told once without
+a crash, which says how often each service comes to each point. Then once for each of these: there
+the process dies, and starts again. `again` dies a second time while it recovers. Every time
+everything must have ended as without a crash, and no invariant may have broken. Prints a row for
+each service and point, and exits 1 if anything was not so.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ JOBS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("fails", "fail", {"array": "2,5", "begin": SOON_S}),
     ("repairs", "ok", {"array": "0-2%1", "after": {"fail": ["fails"], "any": ["prepare"]}}),
     ("dropped", "ok", {"array": "0-9", "hold": True}),
+    ("narrow", "ok", {"pipeline": {"name": "pair", "max_parallel": 2}}),
+    ("wide", "ok", {"array": "0-3", "pipeline": {"name": "pair", "max_parallel": 2}}),
+    ("late", "ok", {"pipeline": {"name": "pair", "max_parallel": 2}, "after": {"ok": ["narrow"]}}),
     ("last", "ok", {"after": {"any": ["never", "dropped", "repairs"]}}),
 )
 """Names, what their processes do, and what else their specs say."""
@@ -61,6 +65,9 @@ ENDS = {
     "fails": "0 succeeded, 2 failed, 0 cancelled",
     "repairs": "2 succeeded, 0 failed, 1 cancelled",
     "dropped": "0 succeeded, 0 failed, 10 cancelled",
+    "narrow": "succeeded",
+    "wide": "4 succeeded, 0 failed, 0 cancelled",
+    "late": "succeeded",
     "last": "succeeded",
 }
 

@@ -97,7 +97,7 @@ def test_too_much_is_refused_in_one_line(given: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--image", "x"], "--image is not built: ports of containers are not carried"),
+        (["--pull"], "--pull: name what to fetch: --image IMAGE"),
         (["--idle", "5s"], "--idle 5s: at least 60s"),
         (["--idle", "soon"], "--idle soon: a length of time"),
         (["--local", "99999"], "--local 99999: a port from 1 to 65535"),

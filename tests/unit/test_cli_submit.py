@@ -277,7 +277,11 @@ def test_spec_of_a_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "python": "/opt/env/bin/python",
         "distributed": False,
     }
-    for words in ([], ["--"], ["--env", "NOT_SET_HERE", "true"]):
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
+    inside = run_module.spec_of(arguments("--image", "a:1", "--pull", "train.py"))
+    assert inside["runtime"] == {"image": "a:1", "pull": "missing"}
+    assert "python" not in inside, "the environment of this shell is not in the image"
+    for words in ([], ["--"], ["--env", "NOT_SET_HERE", "true"], ["--pull", "true"]):
         with pytest.raises(CommandError) as caught:
             run_module.spec_of(arguments(*words))
         assert caught.value.code == 2

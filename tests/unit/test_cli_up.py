@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import json
@@ -9,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from skep_services.cli import down, exits, up
 from skep_services.cli.exits import CommandError
 from skep_services.cli.main import main
+from skep_services.cli.options import Command
 from skep_services.supervisor import config, home
 from tests.cli_kit import fake_gateway
 
@@ -426,3 +429,38 @@ def test_survivors_and_jobs_of_former_nodes_are_named(
         )
         answer = json.loads(run("down", "--json", "--yes")[1])
     assert answer["survivors"] == ["advisor", "nats", f"jobs in {folder / 'old-node'}"]
+
+
+def test_down_names_the_nodes_whose_jobs_do_not_end(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once printed an empty error: a time that is over has no words of its own."""
+    from skep_services.supervisor import boot
+
+    users = Passwords().all()
+    write_cluster(folder, nats={"url": "nats://127.0.0.1:1", "users": users})
+    node = folder / "old-node"
+    node.mkdir()
+    (node / "runner.lock").touch()
+
+    async def never(*_: object) -> bool:
+        return await asyncio.Event().wait()
+
+    monkeypatch.setattr(boot, "JOBS_STOP_WITHIN_S", 0.01)
+    monkeypatch.setattr(boot, "has_jobs", lambda _: True)
+    monkeypatch.setattr(boot, "_stop_jobs_of", never)
+    code, _, err = run("down", "--now")
+    assert code == exits.TIMEOUT
+    assert err.splitlines()[-1] == (
+        f"skep down: jobs did not end within 0 s, of the nodes in {node}: type the same again"
+    )
+
+
+def test_no_error_is_without_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(_: Namespace) -> int:
+        raise TimeoutError
+
+    monkeypatch.setitem(down.COMMANDS, "down", Command(down.options_down, late))
+    code, _, err = run("down")
+    assert code == exits.UNREACHABLE
+    assert err == "skep down: it was not done in time (TimeoutError): try again\n"

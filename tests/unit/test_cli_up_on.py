@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from skep_services.cli import exits
+from skep_services.cli import exits, up_on
+from skep_services.cli.client import Client, Target
+from skep_services.cli.exits import CommandError
 from skep_services.cli.main import main
 
 ON = ["--on", "slurm"]
@@ -86,3 +89,16 @@ def test_a_file_about_pods_says_no_more_than_it_may(
     file.write_text(said)
     assert main(["up", "--home", str(tmp_path), *IMAGE, "--pod", str(file)]) == exits.USAGE
     assert capsys.readouterr().err.startswith(f"skep up: --pod {file}: {text}")
+
+
+def test_a_second_keeper_of_a_pool_is_refused(tmp_path: Path) -> None:
+    """Two would ask for twice as many machines as the jobs need."""
+    client = Client(Target("http://127.0.0.1:1", "t", str(tmp_path)))
+    one, other = (Namespace(on="kubernetes", pool=name) for name in ("kube", "batch"))
+    with up_on._alone(one, client), up_on._alone(other, client):
+        words = "another `skep up --on kubernetes` keeps this pool"
+        with pytest.raises(CommandError, match=words) as told, up_on._alone(one, client):
+            pytest.fail("two keepers")
+        assert (told.value.code, told.value.error["reason"]) == (exits.FAILED, "pool-kept")
+    with up_on._alone(one, client):
+        pass

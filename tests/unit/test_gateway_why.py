@@ -371,6 +371,10 @@ def test_age() -> None:
     assert age_s(after(NOW, seconds(1)), NOW) == 0.0
 
 
+def _no(_: str) -> bool:
+    return False
+
+
 # --- views ----------------------------------------------------------------------------------------
 
 
@@ -382,28 +386,33 @@ def test_nodes_show_who_speaks_and_what_they_run() -> None:
     live.apply(heartbeat("node-1"), at(10))
     live.apply(heartbeat("node-7"), at(10))
     assert list(live.heard) == ["node-1"]
-    first, second = nodes_view(cluster.fold, live, at(11), "")
+    first, second = nodes_view(cluster.fold, live, at(11), "", _no)
     assert (first["node"], first["state"], first["gpus"], first["free"]) == ("node-1", "up", 2, 1)
     assert (first["jobs"], first["last_heard_at"], first["gpu_type"]) == ([job], at(10), "cpu")
     assert (second["state"], second["free"], second["jobs"]) == ("silent", 0, [other])
     assert second["last_heard_at"] is None
-    [_, masked] = nodes_view(cluster.fold, live, at(11), "nlp")
+    [_, masked] = nodes_view(cluster.fold, live, at(11), "nlp", _no)
     assert masked["jobs"] == []
     cluster.heard(DrainNode(node="node-1"), 12)
     cluster.fold.state.nodes["node-2"].lost = True
-    states = [node["state"] for node in nodes_view(cluster.fold, live, at(12), "")]
+    states = [node["state"] for node in nodes_view(cluster.fold, live, at(12), "", _no)]
     assert states == ["drained", "lost"]
+    # What was removed is not listed once it is lost for good; before, it may have jobs.
+    listed = nodes_view(cluster.fold, live, at(12), "", lambda _: True)
+    assert [node["node"] for node in listed] == ["node-1"]
+    gpus = gpus_view(cluster.fold, live, "", lambda _: True)
+    assert {gpu["node"] for gpu in gpus} == {"node-1"}
 
 
 def test_an_agents_restart_shows_at_once_and_an_impostor_does_not() -> None:
     cluster = cluster_of()
     live = live_of(cluster)
     cluster.fold.apply(joined(incarnation=5), NOW)
-    assert nodes_view(cluster.fold, live, NOW, "")[0]["incarnation"] == 5
+    assert nodes_view(cluster.fold, live, NOW, "", _no)[0]["incarnation"] == 5
     cluster.fold.apply(joined(incarnation=9, identity="another"), NOW)
-    assert nodes_view(cluster.fold, live, NOW, "")[0]["incarnation"] == 1
+    assert nodes_view(cluster.fold, live, NOW, "", _no)[0]["incarnation"] == 1
     cluster.fold.apply(joined("node-9", incarnation=1), NOW)  # The allocator has not taken it in.
-    assert len(nodes_view(cluster.fold, live, NOW, "")) == 1
+    assert len(nodes_view(cluster.fold, live, NOW, "", _no)) == 1
 
 
 def test_gpus_hide_other_tenants_jobs_but_not_that_they_are_taken() -> None:
@@ -411,10 +420,10 @@ def test_gpus_hide_other_tenants_jobs_but_not_that_they_are_taken() -> None:
     job = cluster.submit(spec())
     live = live_of(cluster)
     live.utilisation = {job: 900}
-    held, free = gpus_view(cluster.fold, live, "")
+    held, free = gpus_view(cluster.fold, live, "", _no)
     assert (held["job"], held["vc"], held["rank"], held["utilisation"]) == (job, "nlp", 0, 900)
     assert (free["taken"], free["job"], free["rank"]) == (False, None, None)
-    masked, _ = gpus_view(cluster.fold, live, "vision")
+    masked, _ = gpus_view(cluster.fold, live, "vision", _no)
     assert (masked["taken"], masked["job"], masked["vc"], masked["utilisation"]) == (
         True,
         None,

@@ -6,7 +6,17 @@ import pytest
 
 from skep.cells.clusterfile import parse_cluster
 from skep.ledger.job_state import State
-from skep.machines.agent import AgentMachine, DevicesSeen, DeviceUse, RankStats
+from skep.machines.agent import (
+    AgentMachine,
+    DevicesSeen,
+    DeviceUse,
+    RankSaid,
+    RankStats,
+    RunEvicted,
+    RunFrozen,
+    RunRestored,
+    RunThawed,
+)
 from skep.machines.allocator import AllocatorMachine
 from skep.machines.base import Effect, Send, Tick
 from skep.units import seconds
@@ -17,7 +27,8 @@ from skep.wire.commands import Resume, Suspend
 from skep.wire.node import Manner
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat, IdlePart, RankProgress
-from tests.change_kit import GANG
+from skep.wire.talk import Idle
+from tests.change_kit import GANG, ONE, change
 from tests.change_kit import running as agent
 from tests.kit import T0, Driver, admitted, allocator, at, bind, heartbeat, joined, plans, started
 from tests.unit.test_allocator_changes import ask, changed, ends, known, of, told
@@ -86,6 +97,26 @@ def test_what_is_not_of_this_attempt_or_vc_changes_nothing() -> None:
     assert plain(idle()) == []
 
 
+def test_a_job_that_asks_is_suspended_in_any_vc() -> None:
+    plain = allocator(joined("node-1"))
+    plain(admitted(1, gpus=4))
+    plain(started("j1"))
+    plain(known("j1", "node-1", ()))
+    part = IdlePart(job="j1", attempt=1, idle_ns=seconds(90), asks=True)
+    asks = Heartbeat(node="node-1", identity="id-node-1", at=T0, idle=(part,))
+    assert plain(asks) == [], "what it can is not known yet"
+    plain(known("j1", "node-1", DRIVER))
+    effects = plain(asks)
+    (command,) = told(effects)
+    assert command.change == Suspend(release=True)
+    assert [(fact.why, fact.detail) for fact in of(effects, JobChanging)] == [
+        (Reason.IDLE, "for 90 s, as it says itself")
+    ]
+    plain(changed(command, Manner.UNCHANGED, detail="its process 7 uses device 0"))
+    assert plain.machine.state.jobs["j1"].state is State.RUNNING
+    assert plain(asks) == [], "it could not leave its GPUs, and is not tried again"
+
+
 @pytest.mark.parametrize(
     "can, why",
     [
@@ -118,6 +149,9 @@ def test_a_job_that_kept_its_gpus_goes_on() -> None:
     (command,) = told(decide(idle()))
     effects = decide(changed(command, Manner.FROZEN, detail="cuda-checkpoint failed"))
     assert ends(effects) == [(Goal.SUSPEND, "done")]
+    assert [fact.detail for fact in of(effects, JobChanging)] == [
+        "it kept its GPUs: cuda-checkpoint failed"
+    ]
     (command,) = told(effects)
     assert isinstance(command.change, Resume)
     decide(changed(command))
@@ -179,6 +213,57 @@ def test_nobody_is_told_of_jobs_whose_vc_does_not_want_to_know() -> None:
     decide = agent(GANG, can=None)
     decide(use(0, 0))
     assert beats(decide.tick(2)) == beats(decide.tick(300)) == [()]
+
+
+def says(idle_s: float, rank: int = 0) -> RankSaid:
+    return RankSaid(Idle(job="j1", attempt=1, rank=rank, idle_ns=seconds(idle_s)))
+
+
+def test_ranks_that_say_they_do_nothing_are_believed_whatever_their_devices_do() -> None:
+    decide = agent(GANG, can=None)
+    decide(use(900, 900))
+    decide(says(70), 2)
+    assert beats(decide.tick(2)) == [()], "one rank of two"
+    decide(says(80, rank=1), 3)
+    assert beats(decide.tick(3)) == [
+        (IdlePart(job="j1", attempt=1, idle_ns=seconds(70), asks=True),)
+    ]
+    decide(says(0), 4)
+    assert beats(decide.tick(4)) == [()], "it does something again"
+    decide(says(70), 5)
+    assert len(beats(decide.tick(5))[0]) == 1
+    assert beats(decide.tick(9)) == [()], "nothing was heard of it since"
+
+
+def test_the_rule_of_the_vc_is_not_for_what_says_it_itself() -> None:
+    decide = watched()
+    decide(use(0, 0))
+    for rank in range(2):
+        decide(says(0, rank=rank), 2)
+    assert beats(decide.tick(2)) == [()]
+    for second in range(3, 70):
+        for rank in range(2):
+            decide(says(0, rank=rank), second)
+        assert beats(decide.tick(second)) == [()]
+    assert beats(decide.tick(80)) == [()], "it is silent: from now on the rule counts"
+    assert len(beats(decide.tick(140))[0]) == 1
+
+
+def test_a_part_that_has_just_gone_on_is_not_suspended_by_what_it_said_before() -> None:
+    decide = agent(bind(), can=("release",))
+    decide(says(70), 2)
+    assert len(beats(decide.tick(2))[0]) == 1
+    decide(change(Suspend(release=True), order=5), 3)
+    decide(RunEvicted(ONE, 0, ""), 3)
+    decide(RunFrozen(ONE, ""), 3)
+    assert beats(decide.tick(4)) == [()]
+    decide(change(Resume(), order=6), 20)
+    decide(RunThawed(ONE, ""), 20)
+    decide(RunRestored(ONE, ""), 20)
+    decide(says(88), 21)
+    assert beats(decide.tick(21)) == [()], "what it says is of before"
+    decide(says(100), 36)
+    assert len(beats(decide.tick(36))[0]) == 1
 
 
 # --- the cluster file ----------------------------------------------------------------------------

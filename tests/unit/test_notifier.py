@@ -99,8 +99,8 @@ def test_only_what_a_job_wants_is_told() -> None:
     }
     stood = JobChanged(goal=Goal.SUSPEND, result=Result.DONE, released=True, **changed)
     assert lines(decide(told(stood))) == [
-        "j1 (train) in nlp is suspended, and holds no GPUs: the job made no mini-batch and did not "
-        "use its GPUs for as long as its VC allows (for 1800 s)"
+        "j1 (train) in nlp is suspended, and holds no GPUs: the job did nothing for as long as its "
+        "VC, or its owner, allows (for 1800 s)"
     ]
     undone = JobChanged(goal=Goal.SUSPEND, result=Result.UNDONE, **changed)
     assert lines(decide(told(undone, over(1), over(3, End.CANCELLED)))) == []

@@ -172,3 +172,83 @@ def test_words_of_the_command_line() -> None:
         "any": ["train"],
         "fail": ["j4"],
     }
+
+
+# --- max_parallel ---------------------------------------------------------------------------------
+
+HEAD = "max_parallel: 2\n---"
+
+
+def sent(gateway: FakeGateway) -> list[Any]:
+    return [asked.json().get("pipeline") for asked in gateway.asked if asked.method == "POST"]
+
+
+def test_the_jobs_of_a_file_have_one_bound(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(HEAD + FILE)
+    code, out, _ = run("submit", str(path), "--key", "k")
+    first, second = sent(gateway)
+    assert code == 0
+    assert first == second == {"name": first["name"], "max_parallel": 2}
+    assert first["name"].startswith("eval-")
+    told = f"pipeline {first['name']}: at most 2 of the 2 jobs of {path} at the same time"
+    assert out.splitlines()[-1] == told
+
+    gateway.asked.clear()
+    run("submit", str(path), "--key", "k")  # The same key: the same pipeline.
+    assert sent(gateway) == [first, first]
+    gateway.asked.clear()
+    run("submit", str(path))
+    assert sent(gateway)[0] != first
+
+    path.write_text("pipeline: nightly\nmax_parallel: 3\n---\nname: one\nvc: nlp\ncommand: echo\n")
+    code, out, _ = run("submit", str(path), "--json")
+    assert (code, sent(gateway)[-1]) == (0, {"name": "nightly", "max_parallel": 3})
+    assert '"pipelines"' in out
+
+
+@pytest.mark.parametrize(
+    "head, text",
+    [
+        ("max_parallel: 0", "$.max_parallel: `max_parallel` must be 1 to 10000, not 0"),
+        ("max_parallel: -3", "$.max_parallel: `max_parallel` must be 1 to 10000, not -3"),
+        ("max_parallel: 10001", "$.max_parallel: `max_parallel` must be 1 to 10000, not 10001"),
+        (f"max_parallel: {'9' * 40}", "$.max_parallel: `max_parallel` must be 1 to 10000"),
+        ("max_parallel: many", "$.max_parallel: `max_parallel` must be a number, not 'many'"),
+        ("max_parallel: 1.5", "$.max_parallel: `max_parallel` must be a number, not 1.5"),
+        ("max_parallel: yes", "$.max_parallel: `max_parallel` must be a number, not True"),
+        ("pipeline: a", "$: `max_parallel` is required beside `pipeline`, such as 4"),
+        ("pipeline: a b\nmax_parallel: 1", "$.pipeline: `name` must be a name of letters"),
+        ("pipeline: {}\nmax_parallel: 1", "$.pipeline: `pipeline` must be a name, not {}"),
+        ("max_parallel: 1\n---\nmax_parallel: 2", "$: the file has one such document already"),
+    ],
+)
+def test_a_wrong_bound_is_refused(
+    head: str, text: str, gateway: FakeGateway, run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(f"{head}\n---{FILE}")
+    code, _, err = run("submit", str(path))
+    assert code == 1
+    assert f"{path}:" in err
+    assert text in err
+    assert not gateway.asked
+
+
+def test_a_bound_of_one_job_is_refused(gateway: FakeGateway, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    for content, text in (
+        ("max_parallel: 2", "$: it bounds the jobs of its file, and there is none"),
+        (
+            "max_parallel: 2\n---\nname: a\nvc: nlp\ncommand: echo\n",
+            "`max_parallel` bounds the jobs of a pipeline, and the file has one job (leave it out",
+        ),
+        (
+            "name: a\nvc: nlp\ncommand: echo\nmax_parallel: 2\n",
+            "`max_parallel` bounds the jobs of a pipeline, and this is one job (unknown-key): put",
+        ),
+    ):
+        path.write_text(content)
+        code, _, err = run("submit", str(path))
+        assert (code, text in err) == (1, True), err
+    assert not gateway.asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from skep_services.adapters import nats_access, nats_jwt
 from skep_services.cli.checks import OK, WARN
 from skep_services.cli.machines import sources_check
 from skep_services.pki.certificates import describe_file
-from skep_services.servers import bus, files, nodejoin, plan, setup, sources
+from skep_services.servers import bus, files, nodejoin, noderun, plan, setup, sources
 from skep_services.servers.files import FilesError, Member, NodeFile, ServerFile
 
 HOSTS = ("head-1", "10.0.0.1", "fd00::1")
@@ -203,3 +204,56 @@ def test_an_address_that_another_server_sees_counts_too(tmp_path: Path) -> None:
     assert len(sources.read(home)) == sources.SEEN_MAX
     Path(sources.path_of(home)).write_text("{")
     assert sources.read(home) == ()
+
+
+def test_a_node_renews_an_identity_that_allows_less_than_its_agent_does(tmp_path: Path) -> None:
+    home, node = str(tmp_path / "node"), node_file()
+    servers = str(tmp_path / "server")
+    setup.create(servers, server_file(1))
+    files.make_folders(home, "tls", "creds")
+    files.write(files.node_path(home), node)
+    own = Path(files.tls_path(servers, files.CERTIFICATE)).read_bytes()
+    Path(files.tls_path(home, files.CERTIFICATE)).write_bytes(own)
+    keys = setup.bus_keys(servers)
+    now_s = int(time.time())
+    (user,) = nats_access.node_account(node.name).users
+    earlier = msgspec.structs.replace(
+        user, grants=nats_access.Grants(user.grants.publish, user.grants.subscribe[:-1])
+    )
+    identity = nats_access.node_identity(node.name)
+    for one, due in ((user, False), (earlier, True)):
+        text = keys.credentials(
+            identity, one, issued_at_s=now_s, expires_at_s=now_s + 90 * 24 * 3600
+        )
+        Path(files.creds_path(home, identity)).write_text(text, encoding="ascii")
+        assert nodejoin.is_due(home, now_s) is due
+
+
+def test_an_agent_starts_with_what_was_signed_for_it_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus refuses an agent of this version under an identity of an earlier one."""
+    done: list[str] = []
+    home = str(tmp_path)
+    files.make_folders(home)
+    files.write(files.node_path(home), node_file())
+
+    class Agent:
+        state, exit_code, pid = "stopped", 0, 1
+
+        def __init__(self, made: object, *_: object) -> None:
+            self.plan = made
+
+        def start(self) -> None:
+            done.append("start")
+
+        async def wait_ready(self) -> bool:
+            return False
+
+        async def stop(self) -> None:
+            done.append("stop")
+
+    monkeypatch.setattr(noderun, "Child", Agent)
+    monkeypatch.setattr(noderun, "refused", lambda *_: False)
+    assert noderun.run(home, lambda _: done.append("renew")) == 0
+    assert done == ["renew", "start", "stop"]

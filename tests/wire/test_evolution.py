@@ -72,6 +72,7 @@ def open_structs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "roles",
         "groups",
         "remaining",
+        "template",
     }
     yield tree
     for key, value in tree.items():

@@ -47,6 +47,7 @@ class Action(StrEnum):
     SEE_REPORTS = "see-reports"
     MANAGE_VC_PEOPLE = "manage-vc-people"
     MANAGE_VC_SECRETS = "manage-vc-secrets"
+    MANAGE_TEMPLATES = "manage-templates"
     RESERVE = "reserve"
     SEE_VC_AUDIT = "see-vc-audit"
     MANAGE_TOKENS = "manage-tokens"
@@ -118,6 +119,9 @@ RIGHTS: dict[Action, Right] = {
     ),
     Action.MANAGE_VC_SECRETS: Right(
         Scope.VC, Role.MANAGER, Role.MANAGER, "set and delete the secrets of a VC"
+    ),
+    Action.MANAGE_TEMPLATES: Right(
+        Scope.VC, Role.MANAGER, Role.MANAGER, "set and remove the templates of a VC"
     ),
     Action.RESERVE: Right(Scope.VC, Role.MANAGER, Role.MANAGER, "reserve GPUs of a VC for a time"),
     Action.SEE_VC_AUDIT: Right(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from skep.ids import job_sequence
+from skep.ledger import pipelines
 from skep.ledger.job_state import ArrayState, Deferral, JobState, State
 from skep.ledger.records import JobOutcome
 from skep.ledger.state import ClusterState
@@ -32,6 +33,7 @@ def apply(state: ClusterState, fact: JobDeferred | JobEligible) -> None:
             _defer(state, job, fact)
         case JobEligible():
             forget(state, job.job, job)
+            pipelines.take(state, job)
             job.move("JobEligible")
             job.waits, job.waiting_since = None, fact.at
             state.queue(job).add(job.entry)
@@ -51,6 +53,7 @@ def _defer(state: ClusterState, job: JobState, fact: JobDeferred) -> None:
     job.deferral = Deferral(dict.fromkeys(fact.awaits), fact.begin, fact.held)
     state.deferred[job.job] = job
     index(state, job.job, job)
+    pipelines.take(state, job)
 
 
 def index(state: ClusterState, name: str, waits: JobState | ArrayState) -> None:
@@ -112,6 +115,7 @@ def check(state: ClusterState) -> None:
         for name in array.deferral.awaits if array.deferral is not None else ():
             awaited.setdefault(name, {})[array.array] = None
     assert awaited == state.awaited
+    pipelines.check(state)
     assert all(name in state.jobs or name in state.arrays for name in awaited), awaited
     assert not state.ends.keys() & (state.jobs.keys() | state.arrays.keys())
     assert not state.arrays.keys() & state.jobs.keys()

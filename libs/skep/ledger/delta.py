@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from skep.ledger.records import PipelineKey
+
 
 class MoveCost(msgspec.Struct, frozen=True):
     """What moving takes was measured: of a job, a family of a VC, or a VC (`move_costs`)."""
@@ -32,6 +34,8 @@ class Delta(msgspec.Struct):
     """The job that is over."""
     resolves: tuple[str, ...] = ()
     """Deferred jobs that waited for its end."""
+    pipelines: tuple[PipelineKey, ...] = ()
+    """Pipelines of which a job that was let in has ended, or is deferred again."""
 
 
 UNCHANGED = Delta()

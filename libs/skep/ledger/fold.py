@@ -17,6 +17,7 @@ from skep.ledger import (
     move_costs,
     move_facts,
     people,
+    pipelines,
     sharing,
     size_facts,
     trial_facts,
@@ -133,6 +134,7 @@ def _job_queued(state: ClusterState, fact: JobQueued) -> None:
     )
     state.jobs[fact.job] = job
     state.note_sharer(job, placed=False)
+    pipelines.take(state, job)
     move_costs.came(state, job)
     state.queue(job).add(job.entry)
 
@@ -275,6 +277,7 @@ def _job_ended(state: ClusterState, fact: JobEnded) -> None:
         state.forget_borrowed(job)
         state.note_away(job, away=False)
     state.delta.ended = job.job
+    pipelines.over(state, job)
     deferral_facts.over(state, job.job, job.spec.vc, fact.end)
     trial_facts.ended(state, job)
 

@@ -270,6 +270,8 @@ class JobState(msgspec.Struct):
 
     idle_tried: bool = False
     """The attempt did nothing for long, and was suspended for it, or could not be."""
+    first_ran_at: Instant = Instant(0)
+    """When its first attempt ran, if a later one is to look for checkpoints; else 0."""
 
     @property
     def following(self) -> int:
@@ -359,6 +361,8 @@ class JobState(msgspec.Struct):
         """
         self.move("JobRan")
         self.ran_at = at
+        if self.spec.resume is not None:
+            self.first_ran_at = self.first_ran_at or at
         self.starts += 1
         self.goes(at, borrows=borrows)
 

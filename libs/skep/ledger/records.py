@@ -19,6 +19,24 @@ class JobOutcome(NamedTuple):
     end: End
 
 
+class PipelineKey(NamedTuple):
+    """Which pipeline a job is of: names are apart for each VC, and for each owner in it."""
+
+    vc: str
+    owner: str
+    name: str
+
+
+class PipelineJobs(msgspec.Struct):
+    """The unfinished jobs of a pipeline with `max_parallel`.
+
+    Those that are let in are in their queue, hold GPUs or are suspended; the others are deferred.
+    """
+
+    let_in: dict[str, None] = {}
+    deferred: dict[str, None] = {}
+
+
 class MoveCosts(msgspec.Struct):
     """What was measured of each."""
 

@@ -14,7 +14,7 @@ import msgspec
 
 from skep.cells.nodes import Holding, NodeState
 from skep.cells.snapshot import CellsSnapshot, restore_cells, take_snapshot
-from skep.ledger import cell_facts, deferral_facts, people, window_facts
+from skep.ledger import cell_facts, deferral_facts, people, pipelines, window_facts
 from skep.ledger.accounts import Account
 from skep.ledger.job_state import ArrayState, JobState, State
 from skep.ledger.records import Cooling, JobOutcome, MoveCosts, Probe, Suspicion, Tries
@@ -302,6 +302,7 @@ def _take_job(state: ClusterState, job: JobState) -> None:
         job.waiting_since, job.began_at = job.submitted_at, job.ran_at
     state.jobs[job.job] = job
     state.note_sharer(job, placed=False)
+    pipelines.take(state, job)
     if job.state is State.QUEUED:
         state.queue(job).add(job.entry)
 

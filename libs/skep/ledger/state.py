@@ -13,7 +13,15 @@ from skep.ledger.accounts import People
 from skep.ledger.delta import UNCHANGED, Delta
 from skep.ledger.job_state import ArrayState, JobState
 from skep.ledger.queue import JobQueue
-from skep.ledger.records import JobOutcome, MoveCosts, Probes, Suspicion, Tries
+from skep.ledger.records import (
+    JobOutcome,
+    MoveCosts,
+    PipelineJobs,
+    PipelineKey,
+    Probes,
+    Suspicion,
+    Tries,
+)
 from skep.units import Instant
 from skep.wire.bearing import RULES
 from skep.wire.cluster import Cluster
@@ -56,6 +64,8 @@ class ClusterState:
         """Jobs that wait for others, for a time or to be released: they are in no queue."""
         self.awaited: dict[str, dict[str, None]] = {}
         """By unfinished job or array: the jobs and arrays that wait for its end. Made from them."""
+        self.pipelines: dict[PipelineKey, PipelineJobs] = {}
+        """The pipelines that have unfinished jobs and `max_parallel`. Made from the jobs."""
         self.arrays: dict[str, ArrayState] = {}
         """The arrays that have not ended."""
         self.ends: dict[str, JobOutcome] = {}

@@ -72,13 +72,20 @@ def template_problems(cluster: Cluster) -> Iterator[Problem]:
                 text = f"it has {length} bytes; a template has at most {TEMPLATE_BYTES_MAX}"
                 yield problem(path, Reason.TOO_LARGE, text)
             else:
-                yield from _template(vc, template, path)
+                yield from template_trouble(vc, template, path)
     if size > TEMPLATES_BYTES_MAX:
         text = f"templates have {size} bytes in all; at most {TEMPLATES_BYTES_MAX} are kept"
         yield problem("$.vcs", Reason.TOO_LARGE, text)
 
 
-def _template(vc: str, template: Template, path: str) -> Iterator[Problem]:
+def template_trouble(vc: str, template: Template, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with what one template says, as a job that says no more.
+
+    Args:
+        vc: Its virtual cluster.
+        template: The template.
+        path: Where it stands.
+    """
     for key in (key for key in NOT_IN_TEMPLATES if key in template.spec):
         text = f"a template cannot say `{key}`"
         yield problem(f"{path}.spec.{key}", Reason.BAD_VALUE, text, f"leave `{key}` out")

@@ -73,7 +73,7 @@ SOFT = {
         "promising",
         "queued",
     ),
-    "ClusterState": ("_delta", "away_of", "awaited", "sharers", "unshared"),
+    "ClusterState": ("_delta", "away_of", "awaited", "pipelines", "sharers", "unshared"),
     "NodeState": ("changed",),
     "AgentMachine": (
         "_effects",

@@ -322,7 +322,7 @@ class AllocatorModel:
         answer = self.admission.answers.get(fact.job)
         same = isinstance(answer, Admitted) and answer.spec == fact.spec
         require(same, "I1", f"{fact.job} is not as it was admitted")
-        self.jobs[fact.job] = ModelJob(spec=fact.spec)
+        self.jobs[fact.job] = ModelJob(spec=fact.spec, owner=fact.owner)
         self.submitted[fact.job] = fact.submitted_at
 
     def _of_changes(self, fact: Any) -> None:

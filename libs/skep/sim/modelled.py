@@ -38,6 +38,7 @@ class ModelJob(msgspec.Struct):
     """What it had before it got GPUs again, until it runs on those."""
     size: int = 0
     """Ranks of the gang since its size was changed; 0: it was not, in this attempt."""
+    owner: str = ""
 
     @property
     def workers(self) -> int:

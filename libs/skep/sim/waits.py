@@ -78,12 +78,30 @@ class Waits:
             case JobEligible():
                 require(fact.job in self.deferred, "I22", f"{fact.job} was not deferred")
                 del self.deferred[fact.job]
+                self._room(fact.job)
             case JobBound() | CellsReserved():
                 self._starts(fact)
             case JobEnded():
                 self._over(fact)
             case _:
                 pass
+
+    def _room(self, name: str) -> None:
+        """Require that fewer jobs of its pipeline are let in than a job may begin beside."""
+        bound = self._jobs[name].spec.pipeline
+        if bound is None:
+            return
+        let_in = [other for other in self._of_pipeline(name) if other not in self.deferred]
+        require(len(let_in) <= bound.max_parallel, "I22", f"{name} starts, with {let_in}")
+
+    def _of_pipeline(self, name: str) -> list[str]:
+        """Return the unfinished jobs of a job's pipeline."""
+        key = self._key(name)
+        return [other for other in self._jobs if self._key(other) == key]
+
+    def _key(self, name: str) -> tuple[str, str, str] | None:
+        spec = self._jobs[name].spec
+        return (spec.vc, self._jobs[name].owner, spec.pipeline.name) if spec.pipeline else None
 
     def _deferred(self, fact: JobDeferred) -> None:
         job = self._jobs[fact.job]
@@ -152,6 +170,7 @@ class Waits:
         name, job = fact.job, self._jobs[fact.job]
         require(name not in self.deferred, "I22", f"{name} starts and is deferred")
         require(name not in self.held, "I22", f"{name} starts and is held")
+        self._room(name)
         begin = deadline.begin(job.spec, self._submitted[name])
         require(begin is None or fact.at >= begin, "I22", f"{name} starts before {begin}")
         self._met(name, job.spec.after)

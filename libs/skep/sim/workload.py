@@ -95,6 +95,8 @@ SHARES_FROM, SHARES_UNTIL = 8000, 9000
 """In histories with these seeds many jobs ask for a share of a GPU."""
 LIFE_FROM, LIFE_UNTIL = 9000, 10_000
 """In histories with these seeds jobs want a signal before their time limit."""
+PIPELINES_FROM, PIPELINES_UNTIL = 10_000, 11_000
+"""In histories with these seeds jobs and arrays are of pipelines with `max_parallel`, and wait."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -155,6 +157,7 @@ class People:
         gated: bool = False,
         shares: random.Random | None = None,
         life: random.Random | None = None,
+        pipelines: bool = False,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -163,7 +166,8 @@ class People:
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
         jobs wait for beside GPUs, `arrays` about arrays, which wait too if they are `gated`, and
-        `shares` about shares of a GPU, and `life` about warnings of limits.
+        `shares` about shares of a GPU, and `life` about warnings of limits. With
+        `pipelines` many of what waits is of pipelines.
         """
         self.place = "people"
         self.dead = False
@@ -189,6 +193,7 @@ class People:
         self._sharing, self._waits = sharing, waits
         self._arrays, self._gated = arrays, gated
         self._shares, self._life = shares, life
+        self._pipelines = pipelines
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -452,6 +457,8 @@ class People:
             said["begin"] = rng.choice((1, 3, 8, 20))
         if rng.random() < 0.15:
             said["hold"] = True
+        if self._pipelines and rng.random() < 0.7:
+            said["pipeline"] = {"name": rng.choice("ab"), "max_parallel": rng.choice((1, 2, 2, 3))}
         return said
 
     def _hold(self) -> None:

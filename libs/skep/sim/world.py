@@ -38,6 +38,8 @@ from skep.sim.workload import (
     LIFE_UNTIL,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
+    PIPELINES_FROM,
+    PIPELINES_UNTIL,
     SHARES_FROM,
     SHARES_UNTIL,
     WAITS_FROM,
@@ -110,10 +112,11 @@ class World:
             explores=seed >= EXPLORES_FROM,
             sharing=random.Random(seed + 3) if PEOPLE_FROM <= seed < PEOPLE_UNTIL else None,
             waits=random.Random(seed + 4) if _waits(seed) else None,
-            gated=GATED_FROM <= seed < ARRAYS_UNTIL,
-            arrays=random.Random(seed + 4) if ARRAYS_FROM <= seed < ARRAYS_UNTIL else None,
+            gated=GATED_FROM <= seed < ARRAYS_UNTIL or _pipelines(seed),
+            arrays=random.Random(seed + 4) if _arrays(seed) else None,
             shares=random.Random(seed + 5) if SHARES_FROM <= seed < SHARES_UNTIL else None,
             life=random.Random(seed + 4) if LIFE_FROM <= seed < LIFE_UNTIL else None,
+            pipelines=_pipelines(seed),
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""
@@ -470,4 +473,15 @@ def _movable(job: ModelJob) -> bool:
 
 def _waits(seed: int) -> bool:
     """Return whether in the history of a seed jobs wait for others or for a time, or are held."""
-    return WAITS_FROM <= seed < WAITS_UNTIL or GATED_FROM <= seed < ARRAYS_UNTIL
+    gated = GATED_FROM <= seed < ARRAYS_UNTIL
+    return WAITS_FROM <= seed < WAITS_UNTIL or gated or _pipelines(seed)
+
+
+def _arrays(seed: int) -> bool:
+    """Return whether in the history of a seed tenants submit arrays."""
+    return ARRAYS_FROM <= seed < ARRAYS_UNTIL or _pipelines(seed)
+
+
+def _pipelines(seed: int) -> bool:
+    """Return whether in the history of a seed jobs are of pipelines with `max_parallel`."""
+    return PIPELINES_FROM <= seed < PIPELINES_UNTIL

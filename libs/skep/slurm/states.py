@@ -36,6 +36,7 @@ REASONS: dict[str, str] = {
     Reason.WAITS_FOR_WINDOW: "ReqNodeNotAvail",
     Reason.WAITS_FOR_JOBS: "Dependency",
     Reason.WAITS_FOR_TIME: "BeginTime",
+    Reason.WAITS_FOR_PIPELINE: "JobArrayTaskLimit",
     Reason.HELD: "JobHeldUser",
 }
 """Reasons that Slurm has a word for; every other is shown by its code."""

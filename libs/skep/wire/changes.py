@@ -313,13 +313,14 @@ class JobPrioritised(ChangeMessage, frozen=True, tag="job-prioritised"):
 
 
 class MemberLearned(ChangeMessage, frozen=True, tag="member-learned"):
-    """What Skep can do with one node's part of an attempt."""
+    """What Skep can do with one node's part of an attempt, and where that goes on from."""
 
     job: str
     attempt: int
     node: str
     tier: Tier
     can: tuple[str, ...]
+    resumed: str = ""
 
 
 class JobChanging(ChangeMessage, frozen=True, tag="job-changing"):

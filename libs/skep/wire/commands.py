@@ -21,6 +21,7 @@ from skep.wire.bounds import (
     Devices,
     Fraction,
     JobName,
+    Moment,
     Port,
     Rank,
     Seconds,
@@ -72,6 +73,18 @@ class EnvironmentOrder(Message, frozen=True):
     python: Text = ""
 
 
+class ResumeOrder(Message, frozen=True):
+    """Which checkpoints of earlier attempts the ranks of an attempt are to look for.
+
+    They were written after `since`, when the job first ran. The rest is as in `JobSpec.resume`.
+    """
+
+    since: Moment
+    find: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
+    args: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX)] = ()
+    auto: bool = False
+
+
 class BindJob(Message, frozen=True, tag="bind-job"):
     """Start this node's ranks of one attempt of a job: as containers if there is an `image`.
 
@@ -91,7 +104,8 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     `mounts` are the volumes of the job. `gpu_share` is the part of a GPU that the job asked for, in
     thousandths; 0: whole ones. After `idle_s` seconds (0: never) without a mini-batch and without
     any use of its devices the agent says in its heartbeats that the part is idle. `stdin` is a file
-    in the folder of `code`, or without one a full path: the standard input of rank 0.
+    in the folder of `code`, or without one a full path: the standard input of rank 0. With `resume`
+    the ranks look for a checkpoint of an earlier attempt before their command begins.
     """
 
     order: Count
@@ -134,6 +148,7 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     gpu_share: Count = 0
     idle_s: Count = 0
     stdin: Text = ""
+    resume: ResumeOrder | None = None
 
 
 class StopJob(Message, frozen=True, tag="stop-job"):

@@ -31,6 +31,7 @@ from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.roles import Standing
 from skep.wire.spec import JobSpec, Problem
+from skep.wire.template_facts import TemplateSet
 from skep.wire.trials import TrialFact
 from skep.wire.volumes import Volume
 from skep.wire.windows import WindowFact
@@ -160,6 +161,7 @@ AdmissionFact = (
     | JobBegan
     | RolesSeen
     | ArrayFact
+    | TemplateSet
 )
 
 # --- allocator -----------------------------------------------------------------------------

@@ -163,6 +163,7 @@ class MemberKnown(Message, frozen=True, tag="member-known"):
     """What every rank of this node's part can do, as the job's own side said: `can` are names.
 
     suspend, release, checkpoint, migrate, resize, rebind (resume on other devices of the node).
+    `resumed` says where the attempt goes on from, if it looked for a checkpoint of a library's own.
     """
 
     node: Token
@@ -173,6 +174,7 @@ class MemberKnown(Message, frozen=True, tag="member-known"):
     can: Abilities
     at: Moment
     trace: Short = ""
+    resumed: Short = ""
 
 
 class Door(Message, frozen=True):

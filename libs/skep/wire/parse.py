@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from skep.ids import is_token
+from skep.wire import resuming
 from skep.wire.array import VARIABLES, parse_array
 from skep.wire.bounds import COUNT_MAX, UNDECODABLE, convert_unbounded, without_bounds
 from skep.wire.cluster import Template
@@ -29,6 +30,7 @@ from skep.wire.spec import (
     LABELS_MAX,
     NAME_CHARS_MAX,
     NOT_BUILT,
+    PARALLEL_MAX,
     PATH_CHARS_MAX,
     PRIORITY_MAX,
     RETRIES_MAX,
@@ -143,12 +145,16 @@ def parse_tree(
     shared = _with_share(whole)
     if isinstance(shared, Problem):
         return [shared]
-    tree = shared
+    spelled = resuming.spelled_out(shared)
+    if isinstance(spelled, Problem):
+        return [spelled]
+    tree = spelled
     spec = _converted(tree)
     if spec is None:
         choices = list(_choices(tree))
         said = {problem.path for problem in choices}
-        rest = {key: value for key, value in tree.items() if key not in NOT_BUILT}
+        elsewhere = (*NOT_BUILT, "max_parallel")
+        rest = {key: value for key, value in tree.items() if key not in elsewhere}
         shapes = (each for each in shape_problems(JobSpec, rest, "$") if each.path not in said)
         problems = list(islice(chain(_not_built(tree), choices, shapes), PROBLEMS_MAX))
         assert problems, "what cannot be converted has a key or a type that is wrong"
@@ -241,6 +247,14 @@ def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
                 text=f"{what} are not built yet",
                 suggestion=f"leave `{key}` out",
             )
+    if "max_parallel" in tree:
+        yield Problem(
+            path="$.max_parallel",
+            reason=Reason.UNKNOWN_KEY,
+            text="`max_parallel` bounds the jobs of a pipeline, and this is one job",
+            suggestion="put it into a document of its own at the head of the file; the tasks of an "
+            "array are bounded by `%8` in `array: 0-99%8`",
+        )
     if tree.get("kind") == "inference":
         yield Problem(
             path="$.kind",
@@ -409,6 +423,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _array(spec)
     yield from _volumes(spec)
     yield from _notify(spec)
+    yield from resuming.problems(spec)
 
 
 def _folders(spec: JobSpec) -> Iterator[Problem]:
@@ -690,7 +705,9 @@ def _waits(spec: JobSpec) -> Iterator[Problem]:
             yield problem
     if spec.after is not None:
         yield from _after(spec.after)
-    waits = [key for key in ("after", "begin", "hold") if getattr(spec, key)]
+    if spec.pipeline is not None:
+        yield from pipeline_problems(spec.pipeline.name, spec.pipeline.max_parallel)
+    waits = [key for key in ("after", "begin", "hold", "pipeline") if getattr(spec, key)]
     if waits and spec.finish_by is not None:
         yield Problem(
             path="$.finish_by",
@@ -698,6 +715,21 @@ def _waits(spec: JobSpec) -> Iterator[Problem]:
             text=f"a job with `{waits[0]}` cannot have `finish_by`: it is not known when it starts",
             suggestion=f"leave out `finish_by`, or `{waits[0]}`",
         )
+
+
+def pipeline_problems(name: str, most: int, path: str = "$.pipeline") -> Iterator[Problem]:
+    """Yield what is wrong with a bound of a pipeline.
+
+    Args:
+        name: The pipeline's name.
+        most: Its `max_parallel`.
+        path: Where these stand.
+    """
+    if not is_token(name):
+        yield _bad(f"{path}.name", "a name of letters, digits, `_` and `-`")
+    if not 1 <= most <= PARALLEL_MAX:
+        shown = f", not {most}" if abs(most) <= COUNT_MAX else ""
+        yield _bad(f"{path}.max_parallel", f"1 to {PARALLEL_MAX}{shown}")
 
 
 def _after(after: After) -> Iterator[Problem]:

@@ -170,6 +170,7 @@ class Reason(StrEnum):
     WAITS_FOR_SHARE = "waits-for-share"
     WAITS_FOR_JOBS = "waits-for-jobs"
     WAITS_FOR_TIME = "waits-for-time"
+    WAITS_FOR_PIPELINE = "waits-for-pipeline"
     HELD = "held"
 
     # Why a running job was not changed, or stands still.
@@ -239,6 +240,8 @@ class Reason(StrEnum):
     UNKNOWN_POLICY = "unknown-policy"
     UNKNOWN_TEMPLATE = "unknown-template"
     FIXED_BY_TEMPLATE = "fixed-by-template"
+    TEMPLATE_OF_OPERATOR = "template-of-operator"
+    TOO_MANY_TEMPLATES = "too-many-templates"
     BAD_OPTION = "bad-option"
 
     # Why a change was not tried, and what became of one that was.
@@ -430,6 +433,7 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_SHARE: "the job that it is to share a GPU with is starting",
     Reason.WAITS_FOR_JOBS: "it waits for other jobs to end, as its `after` says",
     Reason.WAITS_FOR_TIME: "it waits for the time that its `begin` says",
+    Reason.WAITS_FOR_PIPELINE: "as many jobs of its pipeline are at work as `max_parallel` says",
     Reason.HELD: "it is held until `skep release`",
     Reason.AMBIGUOUS_NAME: "several jobs have this name",
     Reason.DEPENDENCY_CYCLE: "the jobs wait for one another: none of them could ever start",
@@ -572,7 +576,7 @@ TEXT: dict[Reason, str] = {
     Reason.UNKNOWN_TARGET: "the operator's file has no target of this name",
     Reason.TARGET_NOT_ALLOWED: "notices may not go there: the operator's file does not allow it",
     Reason.NOT_DELIVERED: "a target did not take a message",
-    Reason.IDLE: "the job made no mini-batch and did not use its GPUs for as long as its VC allows",
+    Reason.IDLE: "the job did nothing for as long as its VC, or its owner, allows",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",
@@ -586,6 +590,8 @@ TEXT: dict[Reason, str] = {
     Reason.UNKNOWN_POLICY: "no policy has this name",
     Reason.UNKNOWN_TEMPLATE: "the virtual cluster has no template of this name",
     Reason.FIXED_BY_TEMPLATE: "the template that the job names fixes this value",
+    Reason.TEMPLATE_OF_OPERATOR: "the operator has a template of this name in the cluster file",
+    Reason.TOO_MANY_TEMPLATES: "the managers of the virtual cluster have as many as they may",
     Reason.BAD_OPTION: "the policy has no such option, or not with this value",
     Reason.TRIAL_OPEN: "another trial of one of the jobs, or on those GPUs, has no verdict yet",
     Reason.TRIAL_COOLS: "the same was tried not long ago, and was not worth it",

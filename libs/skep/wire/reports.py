@@ -54,11 +54,15 @@ class Building(Message, frozen=True, tag="environment-building"):
 
 
 class IdlePart(Message, frozen=True):
-    """A part of an attempt has made no mini-batch, and not used its devices, for so long."""
+    """A part of an attempt has made no mini-batch, and not used its devices, for so long.
+
+    `asks`: its processes say so themselves, by their own measure, and want to be suspended.
+    """
 
     job: JobName
     attempt: Attempt
     idle_ns: Nanoseconds
+    asks: bool = False
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

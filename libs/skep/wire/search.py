@@ -343,7 +343,7 @@ def _values(spec: SearchSpec, path: str) -> Iterator[Problem]:
             text=f"the trials of a search of `{spec.vc}` are its jobs",
             suggestion="leave it out",
         )
-    for key in ("after", "begin", "hold"):
+    for key in ("after", "begin", "hold", "pipeline"):
         if getattr(spec.job, key):
             yield Problem(
                 path=f"{path}.job.{key}",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from skep.wire.bounds import Count, Nanoseconds, Positive, Short, Token, Words
+from skep.wire.bounds import Count, Nanoseconds, Positive, Short, Token, Whole, Words
 from skep.wire.reasons import Reason
 from skep.wire.volumes import Mount
 
@@ -38,6 +38,8 @@ IMAGE_CHARS_MAX = 512
 LABELS_MAX = 64
 PATH_CHARS_MAX = 4096
 """Linux's bound of a path."""
+PARALLEL_MAX = 10_000
+"""The highest `max_parallel`: as many as an array has tasks at most."""
 AFTER_MAX = 64
 """Jobs that one job may wait for. What joins more of them can wait in two layers."""
 WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG", "WINCH", "CONT")
@@ -290,6 +292,37 @@ class Notify(_Part, frozen=True):
     on: Annotated[tuple[Notable, ...], Meta(max_length=LABELS_MAX)] = ("end",)
 
 
+class PipelineBound(_Part, frozen=True):
+    """How many jobs of a pipeline may be at work at the same time.
+
+    The jobs of one owner in a VC that name the same pipeline are of it, those of an array's tasks
+    too. A job enters its queue once fewer than `max_parallel` of the others are in their queue,
+    hold GPUs or are suspended. Where they say different bounds, the lowest of those holds.
+    """
+
+    name: Words
+    max_parallel: Whole
+
+
+RESUME_FIND_MAX, RESUME_ARGS_MAX = 16, 64
+CHECKPOINT_PLACEHOLDER = "{checkpoint}"
+
+
+class Resume(_Part, frozen=True):
+    """How an attempt goes on from a checkpoint that a library wrote in an earlier attempt.
+
+    `find` are patterns of files and folders, relative to the job's folder, or in a volume of the
+    job's: `ckpt/step_*`, `scratch:run7/*.pt`. Without it, checkpoints of transformers, accelerate
+    and Lightning are looked for. `args` are added to the command where a checkpoint was found;
+    `{checkpoint}` is its path. With `auto` the Trainers of transformers and Lightning get it
+    without the script's help: `resume: auto` means `resume: {auto: true}`.
+    """
+
+    find: Annotated[tuple[Words, ...], Meta(max_length=LABELS_MAX)] = ()
+    args: Annotated[tuple[Words, ...], Meta(max_length=ENV_MAX)] = ()
+    auto: bool = False
+
+
 OverQuota = Literal["auto", "wait", "refuse", "opportunistic"]
 Qos = Literal["urgent", "prior", "normal"]
 Late = Literal["accept", "opportunistic", "refuse", "cancel"]
@@ -327,7 +360,9 @@ class JobSpec(_Part, frozen=True):
     admission fills in; the job that is made then says `from_template` in its place.
     `notify` says who is notified. `stdin` is the file that rank 0 reads as its
     standard input: a path in the folder of `code`, or without one a full path on the nodes. With
-    both, and without `outputs`, `workdir` may be a full path too.
+    both, and without `outputs`, `workdir` may be a full path too. `pipeline` names the pipeline
+    that a job is of, and how many of its jobs may be at work at the same time. `resume` says how a
+    later attempt goes on from a checkpoint of a library's own.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -377,6 +412,8 @@ class JobSpec(_Part, frozen=True):
     from_template: Short = ""
     notify: Notify | None = None
     stdin: Words = ""
+    pipeline: PipelineBound | None = None
+    resume: Resume | None = None
 
     @property
     def secret_names(self) -> tuple[str, ...]:
@@ -415,7 +452,6 @@ NOT_BUILT: dict[str, str] = {
     "sharing": "permission to share GPUs",
     "checkpoint": "checkpoint modes",
     "multi_job": "multi-jobs",
-    "max_parallel": "bounds on jobs at once, other than `%8` in `array: 0-99%8`,",
 }
 """Keys of the schema to come. They are refused as such: a wish ignored is worse than refused."""
 

@@ -102,10 +102,24 @@ class CountingFailed(Speech, frozen=True, tag="error"):
 
 
 class Can(Speech, frozen=True, tag="can"):
-    """What the rank can do, once known and whenever it changes."""
+    """What the rank can do, once known and whenever it changes.
+
+    `resumed` says which checkpoint of an earlier attempt it goes on from, if it looked for one.
+    """
 
     tier: Short = "observed"
     can: Abilities = ()
+    resumed: Short = ""
+
+
+class Idle(Speech, frozen=True, tag="idle"):
+    """The rank has done nothing for so long, by its own measure, and wants to be suspended for it.
+
+    It says so every second; 0: it does something again. What is suspended so comes back when its
+    owner asks.
+    """
+
+    idle_ns: Nanoseconds = 0
 
 
 class Suspended(Speech, frozen=True, tag="suspended"):
@@ -201,7 +215,9 @@ class Failed(Speech, frozen=True, tag="failed"):
 Answer = Suspended | Past | Released | Resumed | Checkpointed | Sent | Rescaled | Shared | Failed
 """What a rank says to an order."""
 
-Said = Hello | Stats | Measured | Shows | Bye | CountingFailed | Can | Ready | Loaded | Answer
+Said = (
+    Hello | Stats | Measured | Shows | Bye | CountingFailed | Can | Idle | Ready | Loaded | Answer
+)
 """Everything a rank says."""
 
 

@@ -123,12 +123,14 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a session ended: the command's exit `code` (minus the signal's number), or why not.
 
-    Without a code `reason` is one of `wire.reasons`, and `text` one line for a person.
+    Without a code `reason` is one of `wire.reasons`, and `text` one line for a person. `returns`:
+    the job was suspended because it did nothing, and was asked to return.
     """
 
     code: int | None = None
     reason: Short = ""
     text: Text = ""
+    returns: bool = False
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):

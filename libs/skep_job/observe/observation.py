@@ -13,7 +13,7 @@ from skep_job.devices.memory_share import MemoryShare
 from skep_job.devices.suspender import Suspender
 from skep_job.link.orders import Control
 from skep_job.link.settings import Settings, Unobserved, read
-from skep_job.observe import board_folders
+from skep_job.observe import board_folders, library_resume
 from skep_job.observe.reporter import Reporter
 from skep_job.observe.step_counter import Tally
 from skep_job.observe.torch_hooks import TorchHooks
@@ -83,6 +83,7 @@ class _Waiting:
         self._suspender: Suspender | None = None
         self.hooks = TorchHooks(self.tally, self.control, self._can)
         board_folders.watch()
+        library_resume.watch(environ)
         try:
             fake = fake_gpus.attach(environ)
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -17,6 +18,8 @@ OPTIMIZERS = "torch.optim.optimizer"
 LOADERS = "torch.utils.data.dataloader"
 AUTOGRAD = "torch.autograd"
 WORKERS = "torch.utils.data._utils.worker"
+RESUMED_CHARS_MAX = 250
+"""The bound of the field is 256."""
 
 
 class TorchHooks:
@@ -30,6 +33,7 @@ class TorchHooks:
         self._can = can
         self.more: tuple[str, ...] = ()
         """What the script's own library can do beside, told with the rest."""
+        self._resumed = os.environ.get("SKEP_RESUME_NOTE", "")[:RESUMED_CHARS_MAX]
         self._control = control or Control()
         self._after_step = after_step(tally, self._control)
         self._optimizer_hook: Any = None
@@ -126,7 +130,8 @@ class TorchHooks:
 
     def _tell(self) -> None:
         try:
-            self._control.say("can", tier="observed", can=self.can())
+            resumed = {"resumed": self._resumed} if self._resumed else {}
+            self._control.say("can", tier="observed", can=self.can(), **resumed)
         except Exception as error:
             self._tally.fail("looking at what can be done", error)
 

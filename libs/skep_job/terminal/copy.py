@@ -6,7 +6,7 @@
 The agent runs it as a session of a person (`skep cp`), with the account of the job, in the job's
 folder. Paths are walked by descriptors from there, name by name, and no link is followed: it
 reaches nothing outside, whatever the job makes meanwhile. Standard library only, and nothing of
-Skep.
+Skep; in containers the image's Python runs it, 3.8 or later.
 
 What it takes and says are lines of JSON, and bytes of files between them:
 
@@ -58,13 +58,12 @@ class GoneError(Exception):
 def main(words: list[str]) -> int:
     """Copy, and return the exit code: 1 after an error, which was said."""
     try:
-        match words:
-            case ["put", place, name, ("file" | "folder") as kind]:
-                put(place, name, folder=kind == "folder")
-            case ["get", path]:
-                get(path)
-            case _:
-                fail(f"copy.py cannot {' '.join(words)[:100]}")
+        if words[:1] == ["put"] and len(words) == 4 and words[3] in {"file", "folder"}:
+            put(words[1], words[2], folder=words[3] == "folder")
+        elif words[:1] == ["get"] and len(words) == 2:
+            get(words[1])
+        else:
+            fail(f"copy.py cannot {' '.join(words)[:100]}")
     except GoneError:
         return 1
     except CopyError as error:
@@ -268,7 +267,7 @@ def parts(path: str) -> list[str]:
     """Return the names that lead from the job's folder to a path."""
     if path in {"", "."}:
         return []
-    names = path.removesuffix("/").split("/")
+    names = (path[:-1] if path.endswith("/") else path).split("/")  # noqa: FURB188 - Python 3.8
     if path.startswith("/") or "\0" in path or any(name in {"", ".", ".."} for name in names):
         fail(f"{path[:200]!r} is no path in the job's folder")
     if any(len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX for name in names):

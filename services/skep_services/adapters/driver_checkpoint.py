@@ -31,6 +31,7 @@ from skep_services.service import ConfigurationError
 
 VARIABLE, ALLOWED = "SKEP_DRIVER_CHECKPOINT", "allow"
 UTILITY = "cuda-checkpoint"
+FOLDER = "evicted"
 
 LOCK_TIMEOUT_MS = 10_000
 """How long work that was submitted may take to end. A kernel that waits for another never does."""
@@ -48,6 +49,11 @@ class Evicted(msgspec.Struct, frozen=True):
     ticks: int
     boot: str
     bytes: int
+
+
+def noted(state: Path, token: str) -> bool:
+    """Return whether the driver has the device memory of a run, which it has to give back."""
+    return (state / FOLDER / token).exists()
 
 
 class _RefusedError(Exception):
@@ -84,7 +90,7 @@ async def open_checkpoint(
         return None, f"{tool} does not work here: {error}"
     if "--action" not in words or "--get-state" not in words:
         return None, f"{tool} knows no --action: the driver must be 570 or later"
-    return DriverCheckpoint(tool, state / "evicted", devices), ""
+    return DriverCheckpoint(tool, state / FOLDER, devices), ""
 
 
 class DriverCheckpoint:

@@ -372,6 +372,15 @@ def user_token(
     return sign(said, account)
 
 
+def grants_as(claims: Claims, user: User) -> bool:
+    """Return whether a user's token allows what that user may do now, and nothing else."""
+    nats: Any = claims.nats
+    said = [set(nats.get(way, {}).get("allow", ())) for way in ("pub", "sub")]
+    answers_s = nats.get("resp", {}).get("ttl", 0) // 1_000_000_000
+    grants = user.grants
+    return (*said, answers_s) == (set(grants.publish), set(grants.subscribe), grants.answers_s)
+
+
 def _allowed(subjects: Sequence[str]) -> dict[str, list[str]]:
     # For the server a list without a subject allows everything.
     return {"allow": list(subjects)} if subjects else {"deny": [">"]}

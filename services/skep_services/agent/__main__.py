@@ -31,7 +31,12 @@ from skep_services.agent import old_logs
 from skep_services.agent.caches import Caches
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
-from skep_services.agent.environment import container_folders, log_bytes_max, terminal_programs
+from skep_services.agent.environment import (
+    container_folders,
+    log_bytes_max,
+    terminal_programs,
+    terminal_programs_in_images,
+)
 from skep_services.agent.jobs import JobSocket
 from skep_services.agent.log_times import LogTimes
 from skep_services.agent.logs import LogPieces
@@ -234,7 +239,8 @@ async def main(chosen: Settings, log: Any) -> None:
         part = machine.parts.get((job, attempt))
         return part is not None and part.command is not None and bool(part.command.image)
 
-    terminals = Terminals(bus, node, runtime.enter, terminal_programs(), lives, contained)
+    programs = (terminal_programs(), terminal_programs_in_images(shown))
+    terminals = Terminals(bus, node, runtime.enter, programs, lives, contained)
 
     def living() -> list[tuple[str, int]]:
         return [key for key, part in machine.parts.items() if part.over is None]

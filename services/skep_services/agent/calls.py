@@ -23,9 +23,10 @@ from skep.wire.runs import RunExited, RunNotStarted, RunStarted
 from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
 from skep_services.adapters.docker_images import Images, PullError, login_of
-from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint
+from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint, noted
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.agent import vacant
 from skep_services.agent.builds import STOPPED, Environments, builds
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.code import JobCode, unpacks
@@ -267,12 +268,19 @@ class AgentCalls:
             # Not even what the budget allows, if others have filled the memory meanwhile.
             most = min(command.max_bytes, host_bytes_free())
             moved, trouble = await self.driver.evict(command.token, command.devices, most)
+        if trouble:
+            has = await asyncio.to_thread(
+                vacant.trouble_of, self._devices, command.devices, command.token
+            )
+            trouble = f"{has}, and {trouble}" if has else ""
         await answer(machine.RunEvicted(command.token, moved, trouble))
 
     async def _restore(self, command: machine.RestoreRun, answer: Answer) -> None:
-        trouble = DRIVER_OFF
+        trouble = ""
         if self.driver is not None:
             trouble = await self.driver.restore(command.token)
+        elif noted(self._state, command.token):
+            trouble = DRIVER_OFF
         await answer(machine.RunRestored(command.token, trouble))
 
     def _completed(self, command: machine.TellRank) -> Told:
@@ -362,7 +370,14 @@ class AgentCalls:
             if trouble is not None:
                 return trouble
         accounts = self._launcher is not None
-        plan = run_plan(command, self.shared, self._devices, self._inherited, accounts=accounts)
+        plan = run_plan(
+            command,
+            self.shared,
+            self._devices,
+            self._inherited,
+            accounts=accounts,
+            earlier=self.code.attempts(command.command.job) if command.command.resume else (),
+        )
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
         plan = msgspec.structs.replace(
@@ -382,7 +397,7 @@ class AgentCalls:
             self._checkpoints.provide(
                 command.command.job, whole=whole, make=not accounts, fresh=fresh
             )
-            if plan.image or command.command.python:
+            if plan.image or command.command.python or command.command.resume is not None:
                 provide_job_library(self.shared)
         except OSError as error:
             return RunNotStarted(

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from skep.ids import attempt_id
@@ -18,9 +18,10 @@ from skep.wire.commands import AGENT_PYTHON, BindJob, is_restored
 from skep.wire.runs import RunPlan
 from skep.wire.volumes import variables
 from skep_services.adapters.devices import Devices, host_memory
-from skep_services.agent.checkpoints import Checkpoints
+from skep_services.agent.checkpoints import Checkpoints, checkpoints_dir
 from skep_services.agent.memory import host_budget
 from skep_services.agent.proc import RUN_VARIABLE
+from skep_services.agent.resuming import Folders, before
 from skep_services.agent.runner_log import LOG_BYTES_MIN
 from skep_services.service import ConfigurationError
 
@@ -52,6 +53,8 @@ CONTAINER_INHERITED = ("LANG", "LC_ALL", "TZ", "USER", "LOGNAME")
 """Those that containers see too: paths are the image's own."""
 CONTAINER_FOLDERS = "SKEP_CONTAINER_FOLDERS"
 IMAGE_PYTHON = "python3"
+NOTEBOOK = ("python3", "-m", "skep_job.notebook")
+"""What `skep notebook` runs: a part of the job's library."""
 JOB_LIBRARY, START_UP = "skep_job", "start_up"
 JOB_LIBRARIES = (JOB_LIBRARY, "skep_ps")
 
@@ -113,6 +116,7 @@ def run_plan(
     inherited: Mapping[str, str],
     *,
     accounts: bool = False,
+    earlier: Sequence[int] = (),
 ) -> RunPlan:
     """Return the process to execute for one rank of a gang, or the container.
 
@@ -122,6 +126,7 @@ def run_plan(
         devices: The node's devices.
         inherited: The agent's environment, of which a job sees only what does no harm.
         accounts: A launcher gives the job an account, which has a home of its own.
+        earlier: The attempts of the job that have left a folder here.
     """
     if accounts:
         inherited = {name: inherited[name] for name in inherited if name not in OF_AN_ACCOUNT}
@@ -129,7 +134,7 @@ def run_plan(
     image, argv = command.image, tuple(command.argv)
     library: dict[str, str] = {}
     checkpoints = str(Checkpoints(state, inherited).path(command.job))
-    work = str(state / "work" / command.job / str(command.attempt)) if command.code else ""
+    work = _work(state, command.job, command.attempt) if command.code else ""
     workdir = command.workdir or _usual_workdir(checkpoints if image else str(state), accounts)
     if work:
         workdir = os.path.normpath(os.path.join(work, command.workdir))
@@ -143,9 +148,17 @@ def run_plan(
             library = _first_in_python_path(str(job_library_path(state)), command)
     elif image:
         python_path = str(job_library_path(state) / JOB_LIBRARY / START_UP)
+        if argv[:3] == NOTEBOOK:  # Any Python finds it outside of images, as the agent's does.
+            python_path += f":{job_library_path(state)}"
     else:
         # Whatever Python the command starts may turn out to train.
         library = _first_in_python_path(start_up_path(), command)
+    works: dict[int, str] = {}
+    if command.resume is not None:
+        works = {n: _work(state, command.job, n) for n in earlier if n < command.attempt}
+        shared = checkpoints_dir(inherited) is not None
+        folders = Folders(workdir, checkpoints, shared, works, job_library_path(state))
+        argv = before(command, command.resume, argv, folders)
     if command.stdin and plan.rank == 0:
         argv = (*GIVEN_STDIN, os.path.join(work, command.stdin), *argv)
     return RunPlan(
@@ -171,7 +184,12 @@ def run_plan(
         log_path=str(log_path(state, command.job, command.attempt, plan.rank)),
         log_bytes_max=log_bytes_max(inherited),
         script=script,
-        folders=(checkpoints, *container_folders(inherited), *((work, workdir) if work else ())),
+        folders=(
+            checkpoints,
+            *container_folders(inherited),
+            *((work, workdir) if work else ()),
+            *works.values(),
+        ),
         folders_to_read=(str(job_library_path(state)), str(socket_path(state).parent)),
         python_path=python_path,
         job=command.job,
@@ -185,6 +203,11 @@ def run_plan(
         fresh=not command.joins and is_restored(command.epoch, 1),
         work=work,
     )
+
+
+def _work(state: Path, job: str, attempt: int) -> str:
+    """Return the folder of an attempt of a job that brought its code."""
+    return str(state / "work" / job / str(attempt))
 
 
 def _meets(command: BindJob) -> bool:
@@ -268,6 +291,11 @@ def start_up_path() -> str:
 def terminal_programs() -> Path:
     """Return the folder with the programs that sessions of people run beside a job's processes."""
     return _folder_of(JOB_LIBRARY) / "terminal"
+
+
+def terminal_programs_in_images(state: Path) -> Path:
+    """Return the folder that these programs have in every container."""
+    return job_library_path(state) / JOB_LIBRARY / "terminal"
 
 
 def _job_library_files() -> list[tuple[str, Path]]:

@@ -34,6 +34,10 @@ SESSIONS_MAX = 256
 OWN_PYTHON = (sys.executable, "-I", "-S")
 """What runs the programs of `attach`, `forward` and `copy`, beside the job's processes: they need
 the standard library only, and start in 20 ms."""
+IMAGE_PYTHON = ("python3", "-I", "-S")
+"""What runs them in a container: the image's own."""
+NOT_THERE = 127
+"""The exit code of a command that is not there, of the shell that was to start it."""
 STDERR = 2
 QUEUE_MAX = 2 * terminal.WINDOW_BYTES // terminal.FRAME_COST
 """Frames of input that may wait: as many as the window allows, and as many changes of size."""
@@ -49,7 +53,7 @@ class Terminals:
         bus: Bus,
         node: str,
         enter: Enter,
-        programs: Path,
+        programs: tuple[Path, Path],
         lives: Callable[[str, int], bool],
         contained: Callable[[str, int], bool],
     ) -> None:
@@ -59,9 +63,10 @@ class Terminals:
             bus: Where answers go.
             node: The node.
             enter: Starts a command in a run.
-            programs: The folder with `attach.py`, `forward.py`, `copy.py`, which jobs may read.
+            programs: The folder with `attach.py`, `forward.py`, `copy.py`, which jobs may read: on
+                this machine, and in every container.
             lives: Says whether an attempt has processes here.
-            contained: Says whether they are containers, in which these programs are not.
+            contained: Says whether they are containers.
         """
         self._bus, self._node, self._enter = bus, node, enter
         self._programs, self._lives, self._contained = programs, lives, contained
@@ -101,17 +106,20 @@ class Terminals:
         if job_sequence(wanted.job) is None or not self._lives(wanted.job, wanted.attempt):
             text = f"{wanted.job} has no processes on {self._node} now"
             return Over(reason=Reason.NOT_RUNNING, text=text)
-        if wanted.what != "exec" and self._contained(wanted.job, wanted.attempt):
-            text = f"{wanted.job} runs in containers: only `skep exec` goes there"
+        contained = self._contained(wanted.job, wanted.attempt)
+        if wanted.what == "attach" and contained:
+            text = f"{wanted.job} runs in containers, where no job holds a terminal: `skep exec`"
             return Over(reason=Reason.NOT_BUILT, text=text)
+        python = IMAGE_PYTHON if contained else OWN_PYTHON
+        programs = self._programs[contained]
         argv = wanted.argv
         if wanted.what == "attach":
             fresh = ("--fresh",) if wanted.fresh else ()
-            argv = (*OWN_PYTHON, str(self._programs / "attach.py"), *fresh)
+            argv = (*python, str(programs / "attach.py"), *fresh)
         elif wanted.what == "forward":
-            argv = (*OWN_PYTHON, str(self._programs / "forward.py"), str(wanted.port))
+            argv = (*python, str(programs / "forward.py"), str(wanted.port))
         elif wanted.what == "copy":
-            argv = (*OWN_PYTHON, str(self._programs / "copy.py"), *wanted.argv)
+            argv = (*python, str(programs / "copy.py"), *wanted.argv)
         return EnterPlan(
             token=run_token(wanted.job, wanted.attempt, wanted.rank),
             argv=argv,
@@ -252,9 +260,12 @@ class Session:
         return self._said(code) or Over(code=code)
 
     def _said(self, code: int) -> Over | None:
-        """Return what one of the agent's own programs says by the signal that it ended by."""
+        """Return what one of the agent's own programs says by how it ended."""
         job, port = self._wanted.job, self._wanted.port
         match self._wanted.what, -code:
+            case ("forward" | "copy") as what, _ if code == NOT_THERE:
+                text = f"the image of {job} has no python3, which a {what} in a container needs"
+                return Over(reason=Reason.CANNOT_EXECUTE, text=text)
             case "attach", signal.SIGUSR1:
                 text = f"{job} is no shell: `skep exec {job} -- bash` opens one in it"
                 return Over(reason=Reason.NO_TERMINAL, text=text)

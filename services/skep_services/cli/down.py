@@ -46,8 +46,8 @@ def run_down(arguments: Namespace) -> int:
         The exit code: always 0.
 
     Raises:
-        CommandError: Jobs would lose what they did, the folder's file is damaged, or another `up`
-            or `down` is at work in the folder.
+        CommandError: Jobs would lose what they did or do not end in time, the folder's file is
+            damaged, or another `up` or `down` is at work in the folder.
     """
     home = folder.home_folder(arguments.home)
     if told := folder.refuse_server(home):
@@ -161,7 +161,11 @@ def _stop_supervisor(entry: dict[str, Any]) -> None:
 
 
 def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
-    """Stop what a killed supervisor left: its children, and jobs of its nodes that are not kept."""
+    """Stop what a killed supervisor left: its children, and jobs of its nodes that are not kept.
+
+    Raises:
+        CommandError: The jobs do not end in time.
+    """
     import asyncio
 
     from skep_services.supervisor import boot, survivors
@@ -174,7 +178,10 @@ def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
     plan = cluster and cluster_plan(cluster, home, nats_config_path(home))
     found = survivors.find(home, plan.every() if plan else ())
     survivors.stop_in_order(found, NATS)
-    busy = asyncio.run(boot.stop_jobs(boot.node_folders(home), keep))
+    try:
+        busy = asyncio.run(boot.stop_jobs(boot.node_folders(home), keep))
+    except boot.JobsStayError as error:
+        raise CommandError(exits.TIMEOUT, str(error), "jobs-stay") from None
     names = sorted(found, key=lambda name: (name == NATS, name))
     return [*names, *(f"jobs in {state}" for state in busy)]
 

@@ -9,7 +9,7 @@ import socket
 import threading
 from typing import Any
 
-from skep_services.cli import exits, session
+from skep_services.cli import exits, returning, session
 from skep_services.cli.client import Client
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import say
@@ -41,6 +41,7 @@ class Forwarder:
     def __init__(self, client: Client, job: str, rank: int) -> None:
         """Take the job, and the rank on whose machine the ports are."""
         self._client, self._job, self._rank = client, job, rank
+        self._returns = returning.Returns()
         self._listeners: dict[socket.socket, int] = {}
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._wake, self._wakes = socket.socketpair()
@@ -90,7 +91,14 @@ class Forwarder:
         stdin = os.dup(link.fileno())
         try:
             own = Client(self._client.target, self._client.patience_s)
-            session.Session(own, self._job, wanted, stdin=stdin, write=write).run()
+            while True:
+                try:
+                    session.Session(own, self._job, wanted, stdin=stdin, write=write).run()
+                except CommandError as error:
+                    if not self._returns.wait(own, self._job, error, lambda: _connected(link)):
+                        return
+                else:
+                    return
         except CommandError as error:
             say(f"skep port-forward: {error.text}")
         except OSError:
@@ -101,3 +109,13 @@ class Forwarder:
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
             self._room.release()
+
+
+def _connected(link: socket.socket) -> bool:
+    """Return whether the one that connected here is still there, as far as it says."""
+    try:
+        return link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

@@ -10,6 +10,9 @@ from skep_services.cli.exits import CommandError
 from skep_services.cli.render import Column
 
 Rows = list[dict[str, Any]]
+SECOND_NS = 1_000_000_000
+TEXT_BY_SECOND_NS = 10 * SECOND_NS
+"""From this age on, `render.duration` tells nothing of the parts of a second."""
 ALL = "wide"
 """What stands for every column."""
 
@@ -41,7 +44,7 @@ def _number(key: str) -> Callable[[Rows, int], list[str]]:
 
 
 def _gpus(rows: Rows, _: int) -> list[str]:
-    return [f"{row.get('gpu_share') or row['gpus']:g}" for row in rows]
+    return [f"{share:g}" if (share := row.get("gpu_share")) else f"{row['gpus']}" for row in rows]
 
 
 def _clock(key: str) -> Callable[[Rows, int], list[str]]:
@@ -50,8 +53,12 @@ def _clock(key: str) -> Callable[[Rows, int], list[str]]:
 
 def _ages(rows: Rows, now_ns: int) -> list[str]:
     duration = render.duration
-    # A call costs more than everything else here, so what most rows lack is not asked for.
-    return [duration(now_ns - at) if (at := row["submitted_at"]) else "-" for row in rows]
+    # A call costs more than everything else here, so what most rows lack is not asked for, and
+    # what many rows have is asked for once: from ten seconds on a whole second has one text.
+    ages = [now_ns - at if (at := row["submitted_at"]) else None for row in rows]
+    seconds = {age // SECOND_NS for age in ages if age and age >= TEXT_BY_SECOND_NS}
+    texts = {second: duration(second * SECOND_NS) for second in seconds}
+    return ["-" if age is None else texts.get(age // SECOND_NS) or duration(age) for age in ages]
 
 
 def _runs(rows: Rows, now_ns: int) -> list[str]:
@@ -80,22 +87,26 @@ def _etas(rows: Rows, _: int) -> list[str]:
 
 
 def _ends(rows: Rows, now_ns: int) -> list[str]:
-    return [ends_of(row, now_ns) for row in rows]
+    between = render.between
+    return [between(one["end"], now_ns) if (one := row.get("estimate")) else "-" for row in rows]
 
 
 def _starts(rows: Rows, now_ns: int) -> list[str]:
     between = render.between
-    estimates = [row.get("estimate") for row in rows]
-    return [between(one["start"], now_ns) if one else "-" for one in estimates]
+    return [between(one["start"], now_ns) if (one := row.get("estimate")) else "-" for row in rows]
 
 
 def _places(rows: Rows, _: int) -> list[str]:
-    return [place(row) for row in rows]
+    return [place(row) if row.get("beside") else row["place"] or "-" for row in rows]
 
 
 def _whys(rows: Rows, _: int) -> list[str]:
     return [
-        array_text(row) if row.get("tasks") else why(row["state"], row["why"], row["needs"])
+        array_text(row)
+        if row.get("tasks")
+        else why(row["state"], row["why"], row["needs"])
+        if row["needs"] or row["state"] == row["why"]
+        else row["why"] or ""
         for row in rows
     ]
 

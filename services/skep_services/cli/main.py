@@ -31,8 +31,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "ca": ("authority", "show | issue | begin | ...: what the machines of a cluster believe"),
         "server": (
             "server",
-            "init | join | run | status | token | rotate-certs | ports | install | upgrade: a "
-            "cluster of real machines",
+            "init | join | run | status | token | rotate-certs | ports | install | upgrade | "
+            "notify: a cluster of real machines",
         ),
     },
     "jobs": {
@@ -108,7 +108,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "reserve": ("shares", "ls | create | cancel: nodes kept for maintenance, or for one VC"),
         "cache": ("caches", "ls | rm: the environments that nodes keep"),
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
-        "template": ("templates", "ls | show: specs in part that jobs of a VC begin from"),
+        "template": (
+            "template_command",
+            "ls | show | set | rm: specs in part that jobs of a VC begin from",
+        ),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
         "alerts": ("alerts", "what needs a look, and what to do about it"),
         "history": ("history", "GPUs, waiting jobs and useful time over the last hours"),
@@ -204,7 +207,8 @@ def _run(name: str, words: list[str]) -> int:
             # A connection that broke in the middle of an answer, or output that has no room.
             lost = isinstance(error, ConnectionError | TimeoutError | LostError)
             code = exits.UNREACHABLE if lost else exits.FAILED
-            _tell(name, CommandError(code, str(error)), wants_json=wants_json)
+            text = str(error) or f"it was not done in time ({type(error).__name__}): try again"
+            _tell(name, CommandError(code, text), wants_json=wants_json)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return exits.INTERRUPTED

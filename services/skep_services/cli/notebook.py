@@ -10,7 +10,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from skep_services.cli import exits, files, render, run, session, specs, submit
+from skep_services.cli import (
+    exits,
+    files,
+    images,
+    render,
+    returning,
+    run,
+    session,
+    specs,
+    submit,
+    templates,
+)
 from skep_services.cli.captured import Captured
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
@@ -22,6 +33,8 @@ PROCESS = ("python3", "-m", "skep_job.notebook")
 """What the job runs; it becomes Jupyter."""
 IDLE_S_MIN = 60
 """Jupyter looks once a minute whether it is idle."""
+NO_PAGE = "no-page"
+"""The reason of a notebook that was not reached: it has ended, or does not listen."""
 GOES_ON = "it goes on without this command"
 
 
@@ -31,11 +44,12 @@ def options_notebook(parser: ArgumentParser) -> None:
     parser.epilog = (
         "The notebook is a job: it goes on when this command or its connection ends, and\n"
         "`skep notebook JOB` prints its address again. `skep cancel JOB` ends it.\n"
-        "It begins in this folder, on the interpreter of the active environment, which needs\n"
-        "jupyterlab or jupyter_server (`pip install 'skep[notebook]'`).\n\n" + exits.HELP
+        "It begins in this folder, on the interpreter of the active environment or the python3\n"
+        "of the image, which needs jupyterlab or jupyter_server (`pip install 'skep[notebook]'`).\n"
+        "\n" + exits.HELP
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help="a notebook that runs")
-    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs (default 1)")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="GPUs (default 1)")
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", default="notebook", help="the job's name (default notebook)")
     parser.add_argument("--vc", help="virtual cluster")
@@ -43,9 +57,11 @@ def options_notebook(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--idle",
         metavar="TIME",
-        help="end it once no cell, terminal or page has done anything for so long: 30m, 2h",
+        help="suspend it once no cell, terminal or page has done anything for so long, such as 30m;"
+        " the next request has it go on. What cannot be suspended ends",
     )
-    parser.add_argument("--image", metavar="IMAGE", help="not built yet: it runs as processes")
+    images.options_image(parser)
+    templates.option_template(parser)
     parser.add_argument(
         "--env",
         action="append",
@@ -78,7 +94,7 @@ def run_notebook(arguments: Namespace) -> int:
         return opened(client, arguments.job, arguments)
     document = specs.Document("the command line", spec_of(arguments, client), {})
     submit.check([document])
-    if client.target.local():
+    if client.target.local() and not arguments.image:
         _check_python(document.tree["command"])
     result = submit.send(client, document, None)
     if result["accepted"] is False or arguments.detach:
@@ -103,14 +119,11 @@ def spec_of(arguments: Namespace, client: Client) -> dict[str, Any]:
     Raises:
         CommandError: What the command line says cannot be done.
     """
-    if arguments.image:
-        text = (
-            "--image is not built: ports of containers are not carried; a notebook runs on an "
-            "interpreter of the nodes (--python)"
-        )
-        raise CommandError(exits.USAGE, text, "not-built")
     words = list(PROCESS)
-    if python := files.interpreter(arguments.python, os.environ):
+    runtime = images.runtime_of(arguments)
+    # The shell's environment is not in an image; a name is looked up there.
+    python = arguments.python if runtime else files.interpreter(arguments.python, os.environ)
+    if python:
         words += ["--python", python]
     if arguments.idle is not None:
         words += ["--idle", str(idle_s(arguments.idle))]
@@ -118,14 +131,16 @@ def spec_of(arguments: Namespace, client: Client) -> dict[str, Any]:
         "name": arguments.name,
         "vc": arguments.vc or submit.default_vc(client),
         "command": words,
-        "workdir": os.getcwd(),
-        "resources": {"gpus": arguments.gpus},
         "env": dict(map(run.variable, arguments.env)),
+        **templates.resources(arguments),
     }
-    if arguments.gpu_type:
-        tree["resources"]["gpu_type"] = arguments.gpu_type
     if arguments.time:
         tree["limits"] = {"time": arguments.time}
+    if runtime:
+        tree["runtime"] = runtime
+    if arguments.template:
+        templates.begin(tree, arguments.template, client)
+    specs.settle_paths(tree)
     return tree
 
 
@@ -195,17 +210,27 @@ def _where(client: Client, job: str) -> dict[str, Any]:
     argv = ["python3", "-I", "-S", "-c", Path(notebook.__file__).read_text("utf-8"), "--where"]
     captured = Captured()
     wanted = {"what": "exec", "argv": argv, "rank": 0}
-    ended = session.Session(client, job, wanted, stdin=-1, write=captured.write).run()
+    ended = _run(client, job, wanted, captured)
     if ended.code:
         text = f"{job} does not come to listen: skep logs {job} says why"
-        raise CommandError(exits.FAILED, text)
+        raise CommandError(exits.FAILED, text, NO_PAGE)
     found: dict[str, Any] = json.loads(captured.told()["stdout"])
     return found
 
 
+def _run(client: Client, job: str, wanted: dict[str, Any], captured: Captured) -> session.Ended:
+    """Run a command in a job, and wait for the job if it was suspended as nothing happened."""
+    returns = returning.Returns()
+    while True:
+        try:
+            return session.Session(client, job, wanted, stdin=-1, write=captured.write).run()
+        except CommandError as error:
+            returns.wait(client, job, error, lambda: True)
+
+
 def _never_listened(client: Client, job: str, error: CommandError) -> CommandError:
     """Return why there is no page: what a notebook that has ended said last."""
-    if error.error["reason"] not in ("attempt-over", "not-running"):
+    if error.error["reason"] not in (NO_PAGE, "attempt-over", "not-running"):
         return error
     row = client.get(query(f"/v1/jobs/{quote(job)}", wait="ended", timeout_s=5))
     if row["state"] != "failed":
@@ -213,7 +238,9 @@ def _never_listened(client: Client, job: str, error: CommandError) -> CommandErr
     path = query(f"/v1/jobs/{quote(job)}/logs", rank=0, attempt="latest", tail=1)
     last = client.get_bytes(path).decode("utf-8", "replace").strip()
     said = last.removeprefix("skep_job.notebook: ") or str(row.get("detail"))
-    return CommandError(exits.FAILED, f"{job} failed: {render.printable(said)}", "failed")
+    image = (row["spec"].get("runtime") or {}).get("image")
+    where = f"image {image}: " if image and image not in said else ""
+    return CommandError(exits.FAILED, f"{job} failed: {where}{render.printable(said)}", "failed")
 
 
 def _listen(forwarder: Forwarder, port: int, wanted: int | None) -> int:

@@ -1,10 +1,15 @@
-"""Specs of one file that name one another in `after`: submitted in their order, all or none."""
+"""Specs of one file as a pipeline: they name one another in `after`, and have a bound together.
+
+They are submitted in their order, all or none.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from skep_services.cli import exits
 from skep_services.cli.client import Client
@@ -15,6 +20,123 @@ from skep_services.cli.specs import Document
 
 Send = Callable[[Client, Document, str | None], dict[str, Any]]
 """Submits one spec with its idempotency key: `submit.send`."""
+
+
+HEAD_KEYS = ("pipeline", "max_parallel")
+"""What the document says that is about the jobs of a file together."""
+MARK_CHARS = 8
+
+
+class Bound(NamedTuple):
+    """How many jobs of a file may be at work at the same time.
+
+    `name` is that of the pipeline, if the file says one: it holds for every file that says it.
+    """
+
+    document: Document
+    max_parallel: int
+    name: str = ""
+
+
+def split(documents: list[Document]) -> tuple[list[Document], dict[str, Bound]]:
+    """Return the jobs among the documents, and the bounds by the files that say one.
+
+    A bound is a document of its own: `max_parallel: 4`, perhaps with `pipeline: NAME`.
+
+    Raises:
+        _wrong: A CommandError: a bound is wrong, or bounds no more than one job.
+    """
+    jobs: list[Document] = []
+    heads: dict[str, Document] = {}
+    for document in documents:
+        if not _is_head(document.tree):
+            jobs.append(document)
+        elif document.source in heads:
+            raise _wrong(document, "$", "the file has one such document already: leave one out")
+        else:
+            heads[document.source] = document
+    bounds = {source: _bound(head) for source, head in heads.items()}
+    for source, bound in bounds.items():
+        own = [job for job in jobs if job.source == source]
+        if not own:
+            raise _wrong(bound.document, "$", "it bounds the jobs of its file, and there is none")
+        if len(own) == 1 and not bound.name:
+            text = "`max_parallel` bounds the jobs of a pipeline, and the file has one job"
+            hint = "leave it out; the tasks of an array are bounded by `%8` in `array: 0-99%8`"
+            raise _wrong(bound.document, "$.max_parallel", f"{text} ({hint})")
+    return jobs, bounds
+
+
+def _is_head(tree: Any) -> bool:
+    return isinstance(tree, dict) and bool(tree) and all(key in HEAD_KEYS for key in tree)
+
+
+def _bound(head: Document) -> Bound:
+    """Return what a document says of the jobs of its file.
+
+    Raises:
+        _wrong: A CommandError: it is no bound.
+    """
+    from skep.wire.parse import pipeline_problems
+
+    most, name = head.tree.get("max_parallel"), head.tree.get("pipeline")
+    if most is None:
+        raise _wrong(head, "$", "`max_parallel` is required beside `pipeline`, such as 4")
+    if not isinstance(most, int) or isinstance(most, bool):
+        raise _wrong(head, "$.max_parallel", f"`max_parallel` must be a number, not {_shown(most)}")
+    if name is not None and not isinstance(name, str):
+        raise _wrong(head, "$.pipeline", f"`pipeline` must be a name, not {_shown(name)}")
+    for problem in pipeline_problems("p" if name is None else name, most):
+        path = "$.max_parallel" if problem.path.endswith("max_parallel") else "$.pipeline"
+        raise _wrong(head, path, problem.text)
+    return Bound(head, most, name or "")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40]
+
+
+def _wrong(document: Document, path: str, text: str) -> CommandError:
+    return CommandError(exits.FAILED, f"{document.where(path)}: {path}: {text}", "bad-value")
+
+
+def bind(
+    documents: list[Document], bounds: dict[str, Bound], key: str | None
+) -> list[dict[str, Any]]:
+    """Have each job say the pipeline that it is of; return the pipelines with their bounds.
+
+    Args:
+        documents: The jobs; their trees are changed.
+        bounds: By file.
+        key: The idempotency key of the command: submitted again with it, they are of the same
+            pipeline.
+    """
+    bound_ones: list[dict[str, Any]] = []
+    for source, bound in bounds.items():
+        own = [each.tree for each in documents if each.source == source]
+        own = [tree for tree in own if isinstance(tree, dict)]
+        name = bound.name or _made_name(own, key, source)
+        for tree in own:
+            tree.setdefault("pipeline", {"name": name, "max_parallel": bound.max_parallel})
+        found = {"pipeline": name, "max_parallel": bound.max_parallel}
+        bound_ones.append({**found, "file": source, "jobs": len(own), "shared": bool(bound.name)})
+    return bound_ones
+
+
+def told(pipeline: dict[str, Any]) -> str:
+    """Return what is said of a pipeline with a bound."""
+    jobs = (
+        "its jobs" if pipeline["shared"] else f"the {pipeline['jobs']} jobs of {pipeline['file']}"
+    )
+    most = f"at most {pipeline['max_parallel']} of {jobs} at the same time"
+    return f"pipeline {pipeline['pipeline']}: {most}"
+
+
+def _made_name(trees: list[dict[str, Any]], key: str | None, source: str) -> str:
+    """Return a name that no other pipeline has: what the file begins with, and a mark."""
+    first = re.sub(r"[^A-Za-z0-9_-]", "-", str(trees[0].get("name", "")))[:40].strip("-_")
+    chance = f"{key}/{source}".encode() if key else os.urandom(16)
+    return f"{first or 'jobs'}-{hashlib.sha256(chance).hexdigest()[:MARK_CHARS]}"
 
 
 class Pipeline:

@@ -6,7 +6,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, render, specs
+from skep_services.cli import exits, pipelines, render, specs
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json
 from skep_services.cli.render import duration, plural, printable
@@ -46,10 +46,12 @@ def run_plan(arguments: Namespace) -> int:
     """
     from skep_services.cli.submit import check, encode, prepare, where
 
-    documents = [document for name in arguments.files for document in specs.read(name)]
+    read = [document for name in arguments.files for document in specs.read(name)]
+    documents, bounds = pipelines.split(read)
     client = client_of(arguments)
     for document in documents:
         prepare(document, arguments, client)
+    bound = pipelines.bind(documents, bounds, None)
     if not arguments.no_check:
         check(documents, "planned")
     answers: list[dict[str, Any]] = []
@@ -63,13 +65,15 @@ def run_plan(arguments: Namespace) -> int:
             worst = max(worst, error.code)
             answers.append({"accepted": False, **error.error, "where": where(document, error)})
     if arguments.json:
-        print_json({"plans": answers})
+        print_json({"plans": answers, **({"pipelines": bound} if bound else {})})
         return worst
     for answer in answers:
         if answer.get("accepted") is False:
             print("\n".join(f"would be refused: {printable(line)}" for line in answer["where"]))
         else:
             _tell(answer)
+    for one in bound:
+        print(printable(f"{pipelines.told(one)}; each is planned as if it alone were submitted"))
     return worst
 
 

@@ -9,7 +9,19 @@ from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from types import FrameType
 from typing import Any
 
-from skep_services.cli import code, exits, files, logs, render, run_array, specs, stdin, submit
+from skep_services.cli import (
+    code,
+    exits,
+    files,
+    images,
+    logs,
+    render,
+    run_array,
+    specs,
+    stdin,
+    submit,
+    templates,
+)
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.job_table import why_of
@@ -45,17 +57,21 @@ def options_run(parser: ArgumentParser) -> None:
         "seen without any change to it. Every other command is run as it is.\n\n" + exits.HELP
     )
     parser.add_argument(
-        "--gpus", type=gpus, default=1, metavar="N", help="GPUs per worker, or a share such as 0.5"
+        "--gpus",
+        type=gpus,
+        metavar="N",
+        help="GPUs per worker, or a share such as 0.5 (default: 1)",
     )
-    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes")
+    parser.add_argument("--workers", type=positive, metavar="N", help="processes (default: 1)")
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", help="the job's name (default: the command's)")
     parser.add_argument("--vc", help="virtual cluster")
     parser.add_argument("--time", metavar="TIME", help="limit, such as 90s, 15m, 2h")
     parser.add_argument(
-        "--retries", type=int, default=0, metavar="N", help="attempts after failure"
+        "--retries", type=int, metavar="N", help="attempts after failure (default: 0)"
     )
-    parser.add_argument("--priority", type=int, default=0, metavar="N", help="0 to 1000")
+    parser.add_argument("--priority", type=int, metavar="N", help="0 to 1000 (default: 0)")
+    templates.option_template(parser)
     parser.add_argument(
         "--after",
         action="append",
@@ -93,6 +109,7 @@ def options_run(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--no-check", action="store_true", help="do not look for its files on this machine"
     )
+    images.options_image(parser)
     code.options_code(parser)
     stdin.options_stdin(parser)
     parser.add_argument(
@@ -109,6 +126,14 @@ def options_run(parser: ArgumentParser) -> None:
         metavar="NAME[:PLACE][:ro|:rw]",
         help="a volume of `skep volumes`, perhaps at this place (repeatable)",
     )
+    parser.add_argument(
+        "--resume",
+        action="append",
+        default=[],
+        metavar="auto|PATTERN",
+        help="have a later attempt go on from the newest checkpoint: auto, of transformers or "
+        "Lightning; or one that is named so, in SKEP_RESUME_FROM (repeatable)",
+    )
     parser.add_argument("--rank", default="all", help="whose output to print (default: all)")
     parser.add_argument("-d", "--detach", action="store_true", help="submit only, and print the id")
     parser.add_argument("command", nargs=REMAINDER, metavar="COMMAND", help="what to run")
@@ -117,12 +142,16 @@ def options_run(parser: ArgumentParser) -> None:
 def run_run(arguments: Namespace) -> int:
     """Submit a command, print its output here, and return how it ended: 0 only for success."""
     if not arguments.detach:
-        logs.check_rank(arguments.rank, arguments.workers)
         run_array.check(arguments.array, arguments.rank)
-    client = client_of(arguments, PATIENCE_FOLLOWING_S)
     tree = spec_of(arguments)
+    client = client_of(arguments, PATIENCE_FOLLOWING_S)
     if "vc" not in tree:
         tree["vc"] = submit.default_vc(client)
+    if arguments.template:
+        templates.begin(tree, arguments.template, client)
+        complete(tree, arguments)
+    if not arguments.detach:
+        logs.check_rank(arguments.rank, _workers(tree))
     document = specs.Document("the command line", tree, {})
     with stdin.kept(tree, arguments):
         code.settle(tree, arguments)
@@ -158,33 +187,31 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
     words = list(arguments.command)
     if words[:1] == ["--"]:
         del words[0]
-    if not words:
+    if not words and not arguments.template:
         raise CommandError(exits.USAGE, "run what? skep run [options] -- COMMAND [ARG...]")
-    tree: dict[str, Any] = {
-        "name": arguments.name or os.path.basename(words[0]) or "run",
-        "resources": {"gpus": arguments.gpus, "workers": arguments.workers},
-        **({} if arguments.code else {"workdir": os.getcwd()}),
-    }
-    if words[0].endswith(".py"):
+    tree: dict[str, Any] = templates.resources(arguments)
+    if words and words[0].endswith(".py"):
         tree["script"] = words[0]
         tree["args"] = words[1:]
-    else:
+    elif words:
         tree["command"] = words
-    if arguments.environment:
-        python = arguments.python
-    else:
-        python = files.interpreter(arguments.python, os.environ)
-    if python:
-        tree["python"] = python
-    if arguments.gpu_type:
-        tree["resources"]["gpu_type"] = arguments.gpu_type
-    limits = {"time": arguments.time, "retries": arguments.retries or None}
+    if words or arguments.name:
+        tree["name"] = arguments.name or os.path.basename(words[0]) or "run"
+    if runtime := images.runtime_of(arguments):
+        tree["runtime"] = runtime
+    if not arguments.template:
+        complete(tree, arguments)
+    elif arguments.python:
+        own = arguments.environment or runtime
+        tree["python"] = (
+            arguments.python if own else files.interpreter(arguments.python, os.environ)
+        )
+    limits = {"time": arguments.time, "retries": arguments.retries}
     if arguments.distributed is not None:
         tree["distributed"] = arguments.distributed
     given = {
         "vc": arguments.vc,
         "limits": {name: value for name, value in limits.items() if value is not None},
-        "priority": arguments.priority,
         "after": after_of(arguments.after),
         "begin": arguments.begin,
         "hold": arguments.hold,
@@ -192,11 +219,39 @@ def spec_of(arguments: Namespace) -> dict[str, Any]:
         "outputs": arguments.output,
         "volumes": volumes_of(arguments.volume),
         "env": dict(map(variable, arguments.env)),
+        "resume": resume_of(arguments.resume),
     }
     tree.update({name: value for name, value in given.items() if value})
-    if arguments.array is not None:
-        tree["array"] = arguments.array
+    for key in ("array", "priority"):
+        if (value := getattr(arguments, key)) is not None:
+            tree[key] = value
     return tree
+
+
+def complete(tree: dict[str, Any], arguments: Namespace) -> None:
+    """Fill in what neither the command line nor a template says: name, folder and interpreter.
+
+    Args:
+        tree: The spec; it is changed.
+        arguments: The command line.
+    """
+    tree.setdefault("name", arguments.template or "run")
+    if not arguments.code:
+        specs.settle_paths(tree)
+    if "python" in tree:
+        return
+    python = arguments.python
+    # The shell's environment is not in an image, nor in one that nodes build.
+    if not (arguments.environment or {"environment", "runtime"} & tree.keys()):
+        python = files.interpreter(python, os.environ)
+    if python:
+        tree["python"] = python
+
+
+def _workers(tree: dict[str, Any]) -> int:
+    """Return how many workers a spec asks for."""
+    workers = (tree.get("resources") or {}).get("workers", 1)
+    return workers if isinstance(workers, int) else 1
 
 
 def after_of(words: list[str]) -> dict[str, list[str]]:
@@ -222,6 +277,13 @@ def volumes_of(words: list[str]) -> dict[str, str]:
             raise CommandError(exits.USAGE, f"--volume {word}: {name} is given twice")
         volumes[name] = f":{rest}" if mark and not rest.startswith("/") else rest
     return volumes
+
+
+def resume_of(words: list[str]) -> dict[str, Any]:
+    """Return how a later attempt goes on, of `auto` and patterns such as `ckpt/step_*`."""
+    found = [word for word in words if word != "auto"]
+    auto = {"auto": True} if len(found) < len(words) else {}
+    return {**auto, **({"find": found} if found else {})}
 
 
 def variable(text: str) -> tuple[str, str]:

@@ -7,19 +7,27 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, render, rolling
+from skep_services.cli import exits, render, rolling, server_notify
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, print_json, say
 from skep_services.cli.render import Column
 
-VERBS = ("init", "join", "run", "status", "token", "rotate-certs", "ports", "install", "upgrade")
+VERBS = (
+    *("init", "join", "run", "status", "token"),
+    *("rotate-certs", "ports", "install", "upgrade", "notify"),
+)
 SERVERS_PORT = 8471
 
 
 def options_server(parser: ArgumentParser) -> None:
     """Add what `server` takes."""
     parser.add_argument("verb", choices=VERBS, help="what to do")
-    parser.add_argument("place", metavar="TOKEN@HOST", nargs="?", help="join: what was printed")
+    parser.add_argument(
+        "place",
+        metavar="TOKEN@HOST|FILE",
+        nargs="?",
+        help="join: what was printed; notify: the file of targets",
+    )
     parser.add_argument("--name", default="", help="init: the name of the cluster (default skep)")
     parser.add_argument(
         "--servers", type=int, choices=(1, 3), default=1, help="init: how many there will be"
@@ -54,6 +62,7 @@ def options_server(parser: ArgumentParser) -> None:
     parser.add_argument("--valid", type=float, default=60.0, metavar="MINUTES", help="token")
     parser.add_argument("--print", action="store_true", help="install: only show the units")
     parser.add_argument("--start", action="store_true", help="install: and start them now")
+    server_notify.options(parser)
     rolling.options(parser, batch=False)
 
 
@@ -69,11 +78,11 @@ def run_server(arguments: Namespace) -> int:
     from skep_services.servers.files import FilesError
     from skep_services.servers.joining import JoinError
 
-    if arguments.verb != "join" and arguments.place:
+    if arguments.verb not in ("join", "notify") and arguments.place:
         raise CommandError(
             exits.USAGE, f"`skep server {arguments.verb}` takes no {arguments.place}"
         )
-    if arguments.verb != "install":
+    if arguments.verb not in ("install", "notify"):
         act_as_owner(_home(arguments))
     try:
         code: int = _DO[arguments.verb](arguments)
@@ -471,6 +480,10 @@ def _upgrade(arguments: Namespace) -> int:
     return rolling.upgrade_servers(arguments, home, files.read_server(home))
 
 
+def _notify(arguments: Namespace) -> int:
+    return server_notify.run(arguments, _home(arguments), act_as_owner)
+
+
 _DO = {
     "init": _init,
     "join": _join,
@@ -481,6 +494,7 @@ _DO = {
     "ports": _ports_list,
     "install": _install,
     "upgrade": _upgrade,
+    "notify": _notify,
 }
 
 COMMANDS = {"server": Command(options_server, run_server)}

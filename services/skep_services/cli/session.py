@@ -221,7 +221,8 @@ class Session:
         status = {"no-rank": exits.NOT_FOUND, "node-away": exits.UNREACHABLE}.get(reason)
         if reason == "session-lost":
             status, text = exits.UNREACHABLE, self._lost(text)
-        raise CommandError(status or exits.FAILED, text, reason)
+        more = {"returns": True} if over.get("returns") is True else {}
+        raise CommandError(status or exits.FAILED, text, reason, **more)
 
     def _lost(self, why: str) -> str:
         job = self._job

@@ -86,6 +86,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("vc", f"{row['vc']}, {row['service_class']}, priority {row['priority']}{_right(row)}"),
         ("owner", row.get("owner") or ""),
         ("after", _after(spec.get("after") or {})),
+        ("pipeline", _pipeline(spec.get("pipeline") or {})),
         ("begin", _begin(row, spec.get("begin"))),
         ("template", spec.get("from_template") or ""),
         ("wants", _wants(row, spec)),
@@ -93,6 +94,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("python", spec.get("python") or ""),
         ("environment", _environment(row, spec.get("environment"), now_ns)),
         ("tier", _tier(row, spec)),
+        ("goes on", _goes_on(row, spec)),
         ("changing", _changing(row)),
         ("asked", _asked(row)),
         ("workdir", spec.get("workdir") or ""),
@@ -189,6 +191,11 @@ def _elapsed(begin_ns: int | None, end_ns: int) -> str:
     return duration(end_ns - begin_ns) if begin_ns else ""
 
 
+def _pipeline(bound: dict[str, Any]) -> str:
+    """Return the pipeline that a job is of, and its bound."""
+    return f"{bound['name']}, at most {bound['max_parallel']} at once" if bound else ""
+
+
 def _after(after: dict[str, Any]) -> str:
     """Return the jobs that a job waits for, or waited for, by what each has to do."""
     kinds = (("ok", "succeeds"), ("any", "ends"), ("fail", "fails"))
@@ -278,6 +285,16 @@ def _tier(row: dict[str, Any], spec: dict[str, Any]) -> str:
     if row["state"] in ENDED:
         return "opaque (no mini-batch was seen)"
     return "not known before it trains (PyTorch is observed, anything else is opaque)"
+
+
+def _goes_on(row: dict[str, Any], spec: dict[str, Any]) -> str:
+    """Return which checkpoint of a library's own the latest attempt goes on from."""
+    last: dict[str, Any] = next(reversed(row.get("attempts") or []), {})
+    told = dict.fromkeys(one["resumed"] for one in last.get("members") or () if one.get("resumed"))
+    if told:
+        return f"attempt {last['attempt']} {'; '.join(told)}"
+    looks = "a later attempt looks for a checkpoint, and its log says which"
+    return looks if spec.get("resume") else ""
 
 
 def _limits(limits: dict[str, Any]) -> str:

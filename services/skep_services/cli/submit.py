@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import code, exits, files, pipelines, specs, templates
+from skep_services.cli import code, exits, files, pipelines, render, specs, templates
 from skep_services.cli.client import Client, is_header_text
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
@@ -56,10 +56,12 @@ def run_submit(arguments: Namespace) -> int:
     Returns:
         The exit code: 1 if the cluster refused one, else 0.
     """
-    documents = [document for name in arguments.files for document in specs.read(name)]
+    read = [document for name in arguments.files for document in specs.read(name)]
+    documents, bounds = pipelines.split(read)
     client = client_of(arguments)
     for document in documents:
         prepare(document, arguments, client)
+    bound = pipelines.bind(documents, bounds, arguments.key)
     if not arguments.no_check:
         check(documents)
         files.check_files(documents, local=client.target.local())
@@ -67,10 +69,12 @@ def run_submit(arguments: Namespace) -> int:
     named = pipelines.pipelines_of(documents)
     results = pipelines.send_all(client, named, arguments.key, send)
     if arguments.json:
-        print_json({"jobs": results})
+        print_json({"jobs": results, **({"pipelines": bound} if bound else {})})
     else:
         for result in results:
             tell(result, quiet=arguments.quiet)
+        for one in bound if not arguments.quiet else ():
+            print(render.printable(pipelines.told(one)))
     refused = [result for result in results if result["accepted"] is False]
     return exits.FAILED if refused else exits.OK
 

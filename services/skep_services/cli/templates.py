@@ -1,62 +1,14 @@
-"""`skep template`, and filling in the template that a spec names before it is checked and sent."""
+"""Filling in the template that a spec, or a command line, names before it is checked and sent."""
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from skep_services.cli import exits, render
-from skep_services.cli.client import Client
+from skep_services.cli import exits
+from skep_services.cli.client import Client, query
 from skep_services.cli.exits import CommandError
-from skep_services.cli.options import Command, client_of, print_json, say
-from skep_services.cli.render import Column
 from skep_services.cli.specs import Document
-
-
-def options_template(parser: ArgumentParser) -> None:
-    """Add what `template` takes."""
-    parser.add_argument(
-        "verb", choices=("ls", "show"), help="ls: the templates; show NAME: what one says"
-    )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="show: a template")
-    parser.add_argument("--vc", help="only those of this virtual cluster")
-
-
-def run_template(arguments: Namespace) -> int:
-    """List templates, or show one as YAML.
-
-    Returns:
-        The exit code: always 0.
-
-    Raises:
-        CommandError: The command line is wrong, or there is no such template.
-    """
-    verb, name = arguments.verb, arguments.name
-    if (verb == "show") is not bool(name):
-        text = "`skep template ls` takes no name; `skep template show NAME` takes one"
-        raise CommandError(exits.USAGE, text)
-    known = _known(client_of(arguments), arguments.vc)
-    found = [one for one in known if not name or one["name"] == name]
-    if name and not found:
-        text = _unknown(name, [one["name"] for one in known], arguments.vc)
-        raise CommandError(exits.NOT_FOUND, text, "unknown-template")
-    if arguments.json:
-        print_json({"templates": found})
-    elif name:
-        _show(found)
-    elif not found:
-        say("no templates: an operator writes them into the cluster file, `vcs: {VC: {templates:`")
-    else:
-        render.show_table(
-            [
-                Column("TEMPLATE", [one["name"] for one in found]),
-                Column("VC", [one["vc"] for one in found]),
-                Column("FIXED", [", ".join(one.get("fixed", ())) or "-" for one in found], drop=1),
-                Column("ABOUT", [one.get("about") or "-" for one in found], narrow=20),
-            ]
-        )
-    return exits.OK
 
 
 def fill(document: Document, vc: str, client: Client) -> None:
@@ -76,7 +28,7 @@ def fill(document: Document, vc: str, client: Client) -> None:
 
     templates = {
         one["name"]: Template(spec=one["spec"], fixed=tuple(one.get("fixed", ())))
-        for one in _known(client, vc)
+        for one in known(client, vc)
     }
     whole = filled(document.tree, templates)
     if isinstance(whole, Problem):
@@ -87,45 +39,58 @@ def fill(document: Document, vc: str, client: Client) -> None:
     document.tree.update(whole)
 
 
-def _known(client: Client, vc: str | None) -> list[dict[str, Any]]:
+def option_template(parser: ArgumentParser) -> None:
+    """Add the option of commands that make a spec of their own."""
+    parser.add_argument(
+        "--template",
+        metavar="NAME",
+        help="begin from this template of the virtual cluster; other options go before it",
+    )
+
+
+def begin(tree: dict[str, Any], name: str, client: Client) -> None:
+    """Have a spec that a command made begin from a template.
+
+    A command line is taken whole: what the template would run is taken out where the spec says it.
+
+    Args:
+        tree: The spec, with its virtual cluster and what the command line says; it is changed.
+        name: The template.
+        client: The gateway.
+
+    Raises:
+        CommandError: There is no such template, or it fixes what the spec says otherwise.
+    """
+    if "command" in tree:
+        tree |= {"script": None, "args": None}
+    elif "script" in tree:
+        tree["command"] = None
+    tree["template"] = name
+    fill(Document("the command line", tree, {}), tree["vc"], client)
+    for key in ("command", "script", "args"):
+        if tree.get(key, "") is None:
+            del tree[key]
+
+
+def resources(arguments: Namespace) -> dict[str, Any]:
+    """Return the GPUs and workers that a command line asks for; without a template 1 each."""
+    given = {key: getattr(arguments, key, None) for key in ("gpus", "workers", "gpu_type")}
+    asked = {key: value for key, value in given.items() if value is not None}
+    if not arguments.template:
+        asked = {key: 1 for key in ("gpus", "workers") if hasattr(arguments, key)} | asked
+    return {"resources": asked} if asked else {}
+
+
+def known(client: Client, vc: str | None) -> list[dict[str, Any]]:
     """Return the templates of one virtual cluster, or of all that may be seen.
 
     Raises:
         CommandError: There is no such virtual cluster.
     """
-    rows = client.get("/v1/vcs")["vcs"]
-    if vc and vc not in [row["vc"] for row in rows]:
-        listed = ", ".join(row["vc"] for row in rows) or "none"
-        text = f"no virtual cluster {vc}; there are: {listed}"
-        raise CommandError(exits.NOT_FOUND, text, "unknown-vc")
-    return [
-        {"name": name, "vc": row["vc"], **template}
-        for row in rows
-        if vc in (None, row["vc"])
-        for name, template in sorted(row.get("templates", {}).items())
-    ]
-
-
-def _show(found: list[dict[str, Any]]) -> None:
-    """Print what templates of one name say."""
-    import yaml
-
-    for one in found:
-        about = f": {one['about']}" if one.get("about") else ""
-        print(f"# {one['name']} of {one['vc']}{about}")
-        fixed = one.get("fixed", ())
-        if fixed:
-            print(f"# fixed: {', '.join(fixed)}")
-        print(yaml.safe_dump(json.loads(json.dumps(one["spec"])), sort_keys=False), end="")
-
-
-def _unknown(name: str, names: list[str], vc: str | None) -> str:
-    """Return that there is no such template, and which there are."""
-    from skep.wire.parse import nearest
-
-    where = f" in {vc}" if vc else ""
-    hint = nearest(name, sorted(names)) or f"there are: {', '.join(dict.fromkeys(names)) or 'none'}"
-    return f"no template `{name}`{where}; {hint}"
-
-
-COMMANDS = {"template": Command(options_template, run_template)}
+    found: list[dict[str, Any]] = client.get(query("/v1/templates", vc=vc))["templates"]
+    if vc and not found:
+        there = [str(row["vc"]) for row in client.get("/v1/vcs")["vcs"]]
+        if vc not in there:
+            text = f"no virtual cluster {vc}; there are: {', '.join(there) or 'none'}"
+            raise CommandError(exits.NOT_FOUND, text, "unknown-vc")
+    return found

@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from typing import Any
 
-from skep_services.cli import exits, run, session, specs, submit
+from skep_services.cli import exits, run, session, specs, submit, templates
 from skep_services.cli.captured import Captured
 from skep_services.cli.client import PATIENCE_FOLLOWING_S, Client, quote
 from skep_services.cli.exits import CommandError
@@ -143,8 +143,9 @@ def options_shell(parser: ArgumentParser) -> None:
         "It begins in this folder. Without a COMMAND it is the account's shell.\n\n" + exits.HELP
     )
     parser.add_argument(
-        "--gpus", type=gpus, default=1, metavar="N", help="GPUs, or a share such as 0.5 (default 1)"
+        "--gpus", type=gpus, metavar="N", help="GPUs, or a share such as 0.5 (default 1)"
     )
+    templates.option_template(parser)
     parser.add_argument("--gpu-type", metavar="TYPE", help="only GPUs of this type")
     parser.add_argument("--name", default="shell", help="the job's name (default shell)")
     parser.add_argument("--vc", help="virtual cluster")
@@ -200,14 +201,14 @@ def _shell_spec(arguments: Namespace, client: Client) -> dict[str, Any]:
         "name": arguments.name,
         "vc": arguments.vc or submit.default_vc(client),
         "command": [*HOLDER, "--", *words] if words else list(HOLDER),
-        "workdir": os.getcwd(),
-        "resources": {"gpus": arguments.gpus},
+        **templates.resources(arguments),
         "env": {"TERM": os.environ.get("TERM", "xterm"), **dict(map(run.variable, arguments.env))},
     }
-    if arguments.gpu_type:
-        tree["resources"]["gpu_type"] = arguments.gpu_type
     if arguments.time:
         tree["limits"] = {"time": arguments.time}
+    if arguments.template:
+        templates.begin(tree, arguments.template, client)
+    specs.settle_paths(tree)
     return tree
 
 

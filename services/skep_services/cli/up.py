@@ -305,14 +305,22 @@ def _stop_survivors(home: str, cluster: Cluster) -> None:
 
 
 def _stop_former_nodes(home: str, cluster: Cluster) -> None:
-    """End the jobs of nodes that are not part of the cluster any more: no agent will."""
+    """End the jobs of nodes that are not part of the cluster any more: no agent will.
+
+    Raises:
+        CommandError: They do not end in time.
+    """
     import asyncio
 
     from skep_services.supervisor import boot
 
     nodes = [node.name for node in cluster.nodes]
     former = [path for path in boot.node_folders(home) if os.path.basename(path) not in nodes]
-    for path in asyncio.run(boot.stop_jobs(former)):
+    try:
+        stopped = asyncio.run(boot.stop_jobs(former))
+    except boot.JobsStayError as error:
+        raise CommandError(exits.TIMEOUT, str(error), "jobs-stay") from None
+    for path in stopped:
         say(f"the jobs of {os.path.basename(path)}, which is no node any more, are stopped")
 
 

@@ -148,10 +148,39 @@ def run(arguments: Namespace) -> int:
     limits = _limits(arguments)
     opened = _slurm if arguments.on == SLURM else _kubernetes
     try:
-        with opened(arguments, limits) as (client, source):
+        with opened(arguments, limits) as (client, source), _alone(arguments, client):
             return _keep(arguments, limits, client, source)
     except SourceError as error:
         raise CommandError(exits.FAILED, str(error), f"no-{arguments.on}") from None
+
+
+@contextmanager
+def _alone(arguments: Namespace, client: Client) -> Iterator[None]:
+    """Hold the pool's lock in the state folder, if there is one: two keepers would ask twice.
+
+    Raises:
+        CommandError: Another keeper of the pool runs, or the folder cannot be written.
+    """
+    import fcntl
+
+    if not client.target.folder:
+        yield  # In a pod: the StatefulSet runs one.
+        return
+    pool = arguments.on if arguments.on == SLURM else f"{arguments.on}-{arguments.pool}"
+    path = os.path.join(client.target.folder, f"pool-{pool}.lock")
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CommandError(exits.FAILED, f"{path} cannot be used: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"another `skep up --on {arguments.on}` keeps this pool ({path}): stop it first"
+            raise CommandError(exits.FAILED, text, "pool-kept") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _keep(arguments: Namespace, limits: Limits, client: Client, source: Source) -> int:

@@ -452,6 +452,33 @@ class VcList(msgspec.Struct, frozen=True, kw_only=True):
     alarms: list[Any]
 
 
+class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A template: of the `operator`, in the cluster file, or of the `managers`."""
+
+    name: str
+    vc: str
+    spec: dict[str, Any]
+    fixed: list[str]
+    about: str
+    of: str
+    by: str = ""
+    set_at: int = 0
+
+
+class TemplateList(msgspec.Struct, frozen=True, kw_only=True):
+    """The templates by virtual cluster and name."""
+
+    templates: list[TemplateRow]
+
+
+class TemplateTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a template; `accepted` null: admission has not answered yet."""
+
+    vc: str
+    name: str
+    accepted: bool | None
+
+
 class VcUsage(VcRow, frozen=True, kw_only=True):
     """A virtual cluster with its cells: how many, and where each one is."""
 

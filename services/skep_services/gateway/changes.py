@@ -61,7 +61,7 @@ def apply(job: Job, fact: ChangeFact) -> State | None:
             job.row.priority = fact.priority
         case MemberLearned():
             part = job.attempt(fact.attempt).part(fact.node)
-            part.tier, part.can = fact.tier, fact.can
+            part.tier, part.can, part.resumed = fact.tier, fact.can, fact.resumed
         case JobChanging():
             since = job.changing.since if job.changing is not None else fact.at
             job.changing = Changing(

@@ -41,7 +41,7 @@ from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.picture import picture
 from skep_services.gateway.shares import fair_view, windows_view
 from skep_services.gateway.submit import Submitter
-from skep_services.gateway.views import gpus_view, nodes_view
+from skep_services.gateway.views import Removed, gpus_view, nodes_view
 from skep_services.ports import Clock
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -98,9 +98,12 @@ class Cluster:
         metrics: Metrics,
         clock: Clock,
         stages: Mapping[tuple[str, str], StageSet],
+        *,
+        removed: Removed,
     ) -> None:
         self._indexer, self._submitter, self._health = indexer, submitter, health
         self._metrics, self._clock, self._stages = metrics, clock, stages
+        self._removed = removed
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
@@ -141,12 +144,14 @@ class Cluster:
         """Answer the nodes."""
         fold, live = self._indexer.fold, self._indexer.live
         vc = caller_of(request).sees
-        return json_response({"nodes": nodes_view(fold, live, self._clock.now(), vc)})
+        now = self._clock.now()
+        return json_response({"nodes": nodes_view(fold, live, now, vc, self._removed)})
 
     async def gpus(self, request: web.Request) -> web.StreamResponse:
         """Answer the GPUs."""
         fold, live = self._indexer.fold, self._indexer.live
-        return json_response({"gpus": gpus_view(fold, live, caller_of(request).sees)})
+        vc = caller_of(request).sees
+        return json_response({"gpus": gpus_view(fold, live, vc, self._removed)})
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer the virtual clusters."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from skep.access.templates import Templates
 from skep.ids import job_of, job_sequence
 from skep.ledger import fold as ledger_fold
 from skep.ledger.blame import fold as blame_fold
@@ -84,6 +85,7 @@ from skep.wire.facts import (
     Refused,
     Repeated,
     ReservationDropped,
+    VcsSet,
 )
 from skep.wire.following import AdviceFollowed, turns
 from skep.wire.moves import MoveFact
@@ -94,6 +96,7 @@ from skep.wire.reasons import Reason
 from skep.wire.resizes import ResizeFact
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SPEC_BYTES_MAX
+from skep.wire.template_facts import TemplateSet
 from skep.wire.trials import TrialBegun, TrialOver
 from skep.wire.windows import (
     CancelWindow,
@@ -152,6 +155,13 @@ class Changes(NamedTuple):
     """Where the time of jobs went that have ended, by sequence."""
     points: list[Point]
     """The points of the cluster's history that changed."""
+    templates: dict[tuple[str, str], TemplateSet | None]
+    """By VC and name: what became of templates of managers; None: its VC is gone."""
+
+
+def waited_for(vc: str, name: str) -> str:
+    """Return by which name a change of a template is waited for."""
+    return f"template {vc}/{name}"
 
 
 class Fold:
@@ -185,6 +195,8 @@ class Fold:
         """By VC: promises that were made, kept and broken, since the log began."""
         self.broken: dict[str, dict[str, int]] = {}
         """By VC and cause: those that were broken."""
+        self.templates = Templates()
+        """Those that managers wrote for their virtual clusters."""
         self.newest = 0
         """The highest sequence of a job that anything was said about."""
         self.event_seq = 0
@@ -199,6 +211,7 @@ class Fold:
         self._events: list[Event] = []
         self._ended: list[tuple[Job, Instant]] = []
         self._blamed: list[tuple[int, Told]] = []
+        self._templates: dict[tuple[str, str], TemplateSet | None] = {}
 
     def restore(
         self, jobs: Iterable[Job], heard: Iterable[Heard], newest: int, trials: Iterable[Tried] = ()
@@ -297,9 +310,10 @@ class Fold:
             self.ledger.take(),
             self._blamed,
             self.history.news(),
+            self._templates,
         )
         self._jobs, self._heard, self._specs, self._events, self._ended = {}, {}, {}, [], []
-        self._blamed = []
+        self._blamed, self._templates = [], {}
         return changes
 
     @property
@@ -383,7 +397,8 @@ class Fold:
                 job = self._job(fact.ask.job)
                 if job is not None:
                     changes.asked(job, fact)
-            case EpochBegan():
+            case EpochBegan() | TemplateSet() | VcsSet():
+                self._of_no_job(fact)
                 job = None
             case ArrayAdmitted() | TasksCancelled() | TasksRetried() | ArrayOver():
                 job = self._array_fact(fact)
@@ -397,6 +412,19 @@ class Fold:
             case _:
                 return  # The others repeat what the allocator's facts say.
         self.note(fact, at, describe(fact), job)
+
+    def _of_no_job(self, fact: EpochBegan | TemplateSet | VcsSet) -> None:
+        """Take over a template, or that virtual clusters are gone and their templates with them."""
+        if isinstance(fact, EpochBegan):
+            return
+        if isinstance(fact, TemplateSet):
+            self.templates.apply(fact)
+            self._templates[fact.vc, fact.name] = fact
+            self.touched.append(waited_for(fact.vc, fact.name))
+            return
+        before = {vc: list(own) for vc, own in self.templates.of_vc.items()}
+        for vc in self.templates.keep_only(fact.vcs):
+            self._templates.update(((vc, name), None) for name in before[vc])
 
     def _array_fact(self, fact: arrays.ArrayFact | GateFact) -> Job | None:
         array = self._job(fact.array)

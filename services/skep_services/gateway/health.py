@@ -13,7 +13,7 @@ from skep.units import Instant, seconds
 from skep.wire import subjects
 from skep.wire.bounds import UNDECODABLE
 from skep_services.gateway.index import Indexer
-from skep_services.gateway.views import node_state
+from skep_services.gateway.views import Removed, in_use, node_state
 from skep_services.ports import Bus, Clock
 
 SERVICES = ("admission", "allocator", "introspector", "advisor", "searches", "gateway")
@@ -28,9 +28,11 @@ _ANSWERS = msgspec.json.Decoder(dict[str, Any])
 class Health:
     """Asks, and remembers the answer for a moment."""
 
-    def __init__(self, bus: Bus, indexer: Indexer, clock: Clock, more: Sequence[str] = ()) -> None:
+    def __init__(
+        self, bus: Bus, indexer: Indexer, clock: Clock, removed: Removed, more: Sequence[str] = ()
+    ) -> None:
         """Take the ports, and the services that run `more` than in every cluster."""
-        self._bus, self._indexer, self._clock = bus, indexer, clock
+        self._bus, self._indexer, self._clock, self._removed = bus, indexer, clock, removed
         self._services = (*SERVICES, *more)
         self._asked_at: Instant | None = None
         self._answer: dict[str, Any] = {}
@@ -58,8 +60,8 @@ class Health:
     async def _look(self) -> dict[str, Any]:
         now = self._clock.now()
         nodes = {
-            f"node-{name}": node_state(node, self._indexer.live, now)
-            for name, node in sorted(self._indexer.fold.state.nodes.items())
+            f"node-{node.joined.node}": node_state(node, self._indexer.live, now)
+            for node in in_use(self._indexer.fold, self._removed)
         }
         identities = [*self._services, *nodes]
         answers = await asyncio.gather(*(self._ask(identity) for identity in identities))

@@ -91,6 +91,8 @@ class Indexer:
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
         self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
         self.fold.restore_history(start.points, start.saved.history_at)
+        for each in start.templates:
+            self.fold.templates.apply(each)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.fold.promises = {vc: list(counts) for vc, counts in start.saved.promises.items()}
         self.fold.broken = {vc: dict(causes) for vc, causes in start.saved.broken.items()}
@@ -310,6 +312,10 @@ class Indexer:
             blame=blame,
             blamed=[(sequence, encode(told)) for sequence, told in changes.blamed],
             points=[(point.at, encode(point)) for point in changes.points],
+            templates=[
+                (*key, encode(fact) if fact is not None and fact.template is not None else b"")
+                for key, fact in changes.templates.items()
+            ],
         )
 
     # --- what is asked -------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from skep_services.gateway.choosing import (
     sorting_of,
     stage,
 )
+from skep_services.gateway.code_store import KEEP_S
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.model import EventQuery, JobQuery, Listed
@@ -60,6 +61,7 @@ WAIT_S_MAX = 60
 JOB_EVENTS_MAX = 10_000
 NAMESAKES_SHOWN = 5
 """Ids named where several jobs have the name that was given."""
+DAY_S = 24 * 3600
 STARTED = (State.RUNNING, State.SUSPENDED, State.STOPPING, *ENDED)
 
 
@@ -206,8 +208,26 @@ class Jobs:
             beside = await self.named(caller, options["beside"])
             check(action, caller, beside.row.vc, beside.row.owner)
             options["beside"] = beside.row.job
+        if name == "retry":
+            await self._check_code(job)
         done = await self._submitter.ask(caller, job, name, options)
         return json_response(done.body, done.status)
+
+    async def _check_code(self, job: Job) -> None:
+        """Stop at an array whose tasks could not run: no unfinished job named their code.
+
+        Raises:
+            ApiError: Its code was taken out (409).
+        """
+        row = job.row
+        try:
+            self._submitter.check_code(row.vc, await self._indexer.spec(job) or b"")
+        except ApiError:
+            text = (
+                f"{row.job}: its code is kept for {KEEP_S // DAY_S} days after its end at most, "
+                "and is gone: submit it again from its folder (`skep submit`, `skep run --array`)"
+            )
+            raise ApiError(409, Reason.NO_CODE, text, job=row.job) from None
 
     async def have_back(self, caller: Caller, job: Job) -> None:
         """Ask for the return of a job that was suspended because it did nothing.
@@ -217,6 +237,18 @@ class Jobs:
         """
         check(Action.CHANGE, caller, job.row.vc, job.row.owner)
         await self._submitter.ask(caller, job, "resume", {})
+
+    async def have_back_if_idle(self, caller: Caller, name: str) -> bool:
+        """Ask for the return of a job if it is suspended because it did nothing; return whether.
+
+        Raises:
+            ApiError: As `have_back` does, or there is no such job any more (404).
+        """
+        job = self._by_id(caller, name)
+        idle = job.row.state is State.SUSPENDED and job.row.why == Reason.IDLE
+        if idle:
+            await self.have_back(caller, job)
+        return idle
 
     async def requeue(self, request: web.Request) -> web.StreamResponse:
         """Submit an ended job again, as a new job of the caller; answer that one's verdict.

@@ -16,9 +16,11 @@ from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
 from skep_services.gateway.live import age_s
 from skep_services.gateway.rows import PLACED, State
-from skep_services.gateway.views import node_state
+from skep_services.gateway.views import Removed, in_use, node_state
 from skep_services.ports import Clock
 
+DEFERRED = "deferred"
+"""The state, among the others, of jobs that are in no queue yet."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """From an answer out of memory to the longest wait for the bus."""
 
@@ -42,9 +44,9 @@ class Metrics:
             registry=self._registry,
         )
 
-    def watch(self, indexer: Indexer, hub: Hub, clock: Clock) -> None:
+    def watch(self, indexer: Indexer, hub: Hub, clock: Clock, removed: Removed) -> None:
         """Look these up whenever the metrics are read."""
-        self._registry.register(_Lookup(indexer, hub, clock))
+        self._registry.register(_Lookup(indexer, hub, clock, removed))
 
     def add(self, collector: Collector) -> None:
         """Look up what another part knows, too."""
@@ -64,8 +66,9 @@ class Metrics:
 
 
 class _Lookup(Collector):
-    def __init__(self, indexer: Indexer, hub: Hub, clock: Clock) -> None:
+    def __init__(self, indexer: Indexer, hub: Hub, clock: Clock, removed: Removed) -> None:
         self._indexer, self._hub, self._clock = indexer, hub, clock
+        self._removed = removed
 
     def collect(self) -> Iterator[Metric]:
         yield from self._jobs()
@@ -78,17 +81,28 @@ class _Lookup(Collector):
     def _jobs(self) -> Iterator[Metric]:
         fold = self._indexer.fold
         jobs: dict[tuple[str, str], int] = {}
+        deferred: dict[tuple[str, str], int] = {}
         held: dict[tuple[str, str], float] = {}
         for job in fold.active.values():
             row = job.row
-            key = (row.state.value, row.vc)
+            waits = job.deferred and row.state is State.QUEUED
+            key = (DEFERRED if waits else row.state.value, row.vc)
             jobs[key] = jobs.get(key, 0) + 1
+            if waits:
+                reason = (row.vc, str(row.why or ""))
+                deferred[reason] = deferred.get(reason, 0) + 1
             if row.state in PLACED:
                 use = (row.vc, row.class_in_force)
                 held[use] = held.get(use, 0) + row.counted_gpus
         waiting = sum(count for (state, _), count in jobs.items() if state == State.QUEUED)
         yield _labelled("skep_jobs", "Unfinished jobs", ("state", "vc"), jobs)
         yield _single("skep_queue_jobs", "Jobs that wait for GPUs", waiting)
+        yield _labelled(
+            "skep_deferred_jobs",
+            "Jobs that are in no queue yet: held, before their time, or after others",
+            ("vc", "why"),
+            deferred,
+        )
         yield _labelled("skep_vc_gpus_held", "GPUs held", ("vc", "service_class"), held)
         cluster = fold.state.cells.cluster
         quotas = {(vc,): gpus_owned(cluster, vc) for vc in cluster.vcs}
@@ -107,7 +121,7 @@ class _Lookup(Collector):
         fold, live, now = self._indexer.fold, self._indexer.live, self._clock.now()
         states: dict[tuple[str, ...], int] = {}
         total = free = 0
-        for node in fold.state.nodes.values():
+        for node in in_use(fold, self._removed):
             key = (node_state(node, live, now),)
             states[key] = states.get(key, 0) + 1
             total += len(node.joined.gpus)

@@ -18,6 +18,7 @@ from skep.ledger.blame import kept as blame_kept
 from skep.ledger.history import POINTS_MAX, STEP, Point
 from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
+from skep.wire.template_facts import TemplateSet
 from skep_services.gateway.callers import Only
 from skep_services.gateway.ledger import TRIALS_KEPT, Tried
 from skep_services.gateway.rows import Heard, Job
@@ -68,6 +69,11 @@ BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc B
 """Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
 HISTORY = "CREATE TABLE IF NOT EXISTS history (at INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 """The points of the cluster's history. Likewise."""
+TEMPLATES = (
+    "CREATE TABLE IF NOT EXISTS templates "
+    "(vc TEXT, name TEXT, doc BLOB NOT NULL, PRIMARY KEY (vc, name))"
+)
+"""The templates of managers. Likewise."""
 BY_TASK = "CREATE INDEX IF NOT EXISTS jobs_by_task ON jobs (task) WHERE task != ''"
 """The jobs that are tasks of arrays. Likewise."""
 
@@ -97,6 +103,7 @@ _KEPT: LogDecoder[Kept] = LogDecoder(Kept)
 _BLAME: LogDecoder[blame_kept.Kept] = LogDecoder(blame_kept.Kept)
 _POINTS: LogDecoder[Point] = LogDecoder(Point)
 _TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
+_TEMPLATES: LogDecoder[TemplateSet] = LogDecoder(TemplateSet)
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -133,6 +140,7 @@ class Start(NamedTuple):
     kept: list[Kept]
     blame: list[blame_kept.Kept]
     points: list[Point]
+    templates: list[TemplateSet]
 
 
 JobRow = tuple[int, int, str, str, str, bytes, bytes, str, str]
@@ -156,6 +164,8 @@ class Batch(NamedTuple):
     blame: Sequence[tuple[int, bytes]] = ()
     blamed: Sequence[tuple[int, bytes]] = ()
     points: Sequence[tuple[int, bytes]] = ()
+    templates: Sequence[tuple[str, str, bytes]] = ()
+    """By VC and name; empty: it is removed."""
 
 
 class JobQuery(NamedTuple):
@@ -238,6 +248,9 @@ class Model:
                 run("INSERT INTO blame_kept VALUES (?, ?)", batch.blame)
             run("INSERT OR REPLACE INTO blamed VALUES (?, ?)", batch.blamed)
             run("INSERT OR REPLACE INTO history VALUES (?, ?)", batch.points)
+            run("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", batch.templates)
+            if batch.templates:
+                self._writer.execute("DELETE FROM templates WHERE doc = x''")
             self._trim(batch)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -337,6 +350,7 @@ class Model:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
         for table in (KEPT, BLAME_KEPT, BLAMED, BY_TASK, HISTORY):
+        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK):
             self._writer.execute(table)
         return self._read_start()
 
@@ -367,7 +381,7 @@ class Model:
             [_TRIALS.decode(row[0]) for row in trials],
             kept,
             blame,
-            [_POINTS.decode(row[0]) for row in one("SELECT doc FROM history ORDER BY at")],
+        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK, HISTORY):
         )
 
     def _read_kept(self, position: int) -> tuple[list[Kept], list[blame_kept.Kept]]:

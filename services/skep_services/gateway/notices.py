@@ -114,8 +114,8 @@ class Notices:
         answer = await self._bus.request(subjects.NOTIFIER_ASKED, codec.encode(ask), {}, within_s)
         if answer is None:
             text = (
-                "no notifier answers: this cluster sends no notices (`skep up --notify FILE`), or "
-                "it is away: leave `notify` out, or try again"
+                "no notifier answers: this cluster sends no notices (`skep up --notify FILE`, "
+                "`skep server notify FILE`), or it is away: leave `notify` out, or try again"
             )
             raise ApiError(409, Reason.NO_NOTIFIER, text)
         try:

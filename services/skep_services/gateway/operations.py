@@ -45,6 +45,7 @@ from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
 from skep_services.gateway.state import HOURS, HOURS_MAX
 from skep_services.gateway.submit import KEY_MAX
+from skep_services.gateway.templates import TemplateBody
 
 Schema = dict[str, Any]
 
@@ -167,6 +168,7 @@ SEARCH_EXAMPLE = {
 }
 VCS_EXAMPLE = {"vcs": {"nlp": {"gpus": 8}, "vision": {"gpus": 8}}}
 SECRET_EXAMPLE = {"sealed": "c2VhbGVk" * 8, "key": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}
+TEMPLATE_EXAMPLE = {"spec": {"resources": {"gpus": 1}}, "fixed": ["resources.gpus"]}
 CHANGE_EXAMPLES: dict[str, Any] = {
     "suspend": {"release": True},
     "migrate": {"to": "node-2"},
@@ -486,6 +488,29 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/vcs"): get("cluster", "List the virtual clusters.", answers.VcList),
     ("GET", "/v1/vcs/{vc}/usage"): get(
         "cluster", "Show the cells of a virtual cluster.", answers.VcUsage, errors=(404,)
+    ),
+    ("GET", "/v1/templates"): get(
+        "cluster",
+        "List the templates of virtual clusters.",
+        answers.TemplateList,
+        VC,
+        errors=(400,),
+    ),
+    ("PUT", "/v1/templates/{vc}/{name}"): Operation(
+        tag="cluster",
+        text="Set a template of a virtual cluster's managers.",
+        answer=answers.TemplateTaken,
+        more_status=(202,),
+        body=TemplateBody,
+        example=TEMPLATE_EXAMPLE,
+        errors=(400, 404, 409, 413, 422, 503),
+    ),
+    ("DELETE", "/v1/templates/{vc}/{name}"): Operation(
+        tag="cluster",
+        text="Remove a template of a virtual cluster's managers.",
+        answer=answers.TemplateTaken,
+        more_status=(202,),
+        errors=(400, 404, 409, 503),
     ),
     ("GET", "/v1/usage"): get(
         "cluster", "Show the cells of every virtual cluster.", answers.UsageList

@@ -11,6 +11,7 @@ import structlog
 from aiohttp import web
 
 from skep.wire import subjects
+from skep.wire.access import KeyKind
 from skep_services.attempts import Attempts
 from skep_services.gateway.accounts import Accounts
 from skep_services.gateway.api import ApiError, Tokens
@@ -128,6 +129,12 @@ class Peopled:
     def services(self) -> tuple[str, ...]:
         """Return the services that run for it."""
         return ("access",) if self._settings.on else ()
+
+    def is_removed(self, node: str) -> bool:
+        """Return whether a node was taken out of the cluster, where nodes join by keys."""
+        if self.view is None or not self._settings.environment.get("SKEP_CLUSTER"):
+            return False
+        return (KeyKind.NODE, node) not in self.view.people.places
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""

@@ -176,6 +176,8 @@ class Part(msgspec.Struct, kw_only=True):
     exits: tuple[RankExit, ...] = ()
     tier: str = ""
     can: tuple[str, ...] = ()
+    resumed: str = ""
+    """Which checkpoint of an earlier attempt it goes on from, or why from none."""
 
     @property
     def numbers(self) -> tuple[int, ...]:

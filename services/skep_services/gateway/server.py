@@ -49,6 +49,7 @@ from skep_services.gateway.site import Site
 from skep_services.gateway.state import StateViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
+from skep_services.gateway.templates import Templates
 from skep_services.gateway.terminals import Terminals
 from skep_services.gateway.trials import Trials
 from skep_services.gateway.volumes import Volumes
@@ -291,7 +292,7 @@ class Gateway:
     async def _application(self) -> web.Application:
         indexer, watch, clock = self.indexer, self.watch, self._clock
         metrics = Metrics()
-        metrics.watch(indexer, self.hub, clock)
+        metrics.watch(indexer, self.hub, clock, self.people.is_removed)
         submitter = Submitter(self._bus, indexer, watch, clock, self._tracer, self.people.note)
         await submitter.listen()
         submitter.check_code = self.code.check
@@ -304,8 +305,11 @@ class Gateway:
         logs = Logs(self._bus, indexer.fold, watch)
         streams = Streams(indexer, self.hub, jobs, logs, limits)
         terminals = Terminals(self._bus, self._identity, jobs, limits, self.people.note)
-        health = Health(self._bus, indexer, clock, self.people.services)
-        cluster = Cluster(indexer, submitter, health, metrics, clock, self.models.stages)
+        removed = self.people.is_removed
+        health = Health(self._bus, indexer, clock, removed, self.people.services)
+        cluster = Cluster(
+            indexer, submitter, health, metrics, clock, self.models.stages, removed=removed
+        )
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
         self._feed = feed = Feed(
@@ -344,6 +348,7 @@ class Gateway:
                 *Outputs(self._bus, jobs).routes(),
                 *Caches(self._bus, indexer.fold).routes(),
                 *Volumes(indexer).routes(),
+                *Templates(indexer, submitter).routes(),
                 *Links(indexer, jobs, logs).routes(),
                 *OpenApi().routes(),
                 *Site().routes(),

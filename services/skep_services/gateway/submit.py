@@ -27,9 +27,11 @@ from skep.wire.promises import Judged
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.search_facts import SearchVerdict
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
+from skep.wire.template_facts import TEMPLATE_ASKS, TemplateAsk
 from skep.wire.verdict import Verdict
 from skep_services.gateway.api import ApiError, check, unknown_job
 from skep_services.gateway.callers import Caller
+from skep_services.gateway.fold import waited_for
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.rows import ENDED, Job, State
 from skep_services.gateway.watch import Watch
@@ -250,6 +252,40 @@ class Submitter:
         over = verdict.reason in (Reason.ALREADY_ENDED, Reason.NOTHING_FAILED)
         status = 409 if over else 422
         raise refused(_status(verdict.reason, status), verdict.reason, verdict.problems, row.job)
+
+    async def template(
+        self, caller: Caller, vc: str, ask: TemplateAsk, seen: Callable[[int], bool]
+    ) -> Verdict | None:
+        """Publish what is asked about a template of a VC, and return the verdict on it.
+
+        Args:
+            caller: A manager of the VC.
+            vc: The virtual cluster.
+            ask: What is asked.
+            seen: Returns whether what the request of a number came to can be seen here.
+
+        Returns:
+            The verdict; None: none came in time.
+
+        Raises:
+            ApiError: The bus does not take the request (503).
+        """
+        (tag,) = [name for name, kind in TEMPLATE_ASKS.items() if isinstance(ask, kind)]
+        await self._note(caller, tag, ask.name, vc)
+        inbox, pending = self._ask(vc, caller.person)
+        pending.job = inbox
+        headers = {subjects.REPLY_HEADER: inbox}
+        try:
+            subject, key = subjects.ask(vc, caller.person), secrets.token_hex(16)
+            number = await self._publish(subject, codec.encode(ask), key, headers)
+            log.info("template asked for", ask=tag, vc=vc, name=ask.name, by=caller.name)
+            await self._watch.until(inbox, lambda: pending.verdict is not None, VERDICT_TIMEOUT_S)
+        finally:
+            del self._pending[inbox]
+        if pending.verdict is not None and pending.verdict.accepted:
+            name = waited_for(vc, ask.name)
+            await self._watch.until(name, lambda: seen(number), TAKEN_TIMEOUT_S)
+        return pending.verdict
 
     async def search(
         self,

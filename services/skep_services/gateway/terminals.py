@@ -4,7 +4,8 @@
 
 This judges whether the person may, finds the rank's node, writes the line of the audit log, and
 then only carries frames. Client and agent keep to windows from end to end, so nothing is kept here
-beyond one window of each session: an end that does not keep to it is cut.
+beyond one window of each session: an end that does not keep to it is cut. What a client says to a
+job that is suspended because it did nothing waits in the job, and asks for its return.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -41,6 +43,11 @@ QUEUE_MAX = 2 * WINDOW_BYTES // FRAME_COST
 nothing."""
 COMMAND_CHARS_SHOWN = 120
 """How much of a command is in the audit log: arguments may be anything, secrets too."""
+
+RETURN_EVERY_S = 2.0
+"""How often the words of one client ask for the return of its job."""
+PONG_BYTES_MAX = 64
+"""What a browser answers to the pings of a page's WebSocket is shorter; what it asks is longer."""
 
 Note = Callable[[Caller, str, str, str], Awaitable[None]]
 ACTIONS = {"exec": "exec", "attach": "attach", "forward": "port-forward", "copy": "cp"}
@@ -126,26 +133,34 @@ class Terminals:
                 said = error.body["error"]
                 await session.over(Over(reason=str(said["reason"]), text=str(said["text"])))
                 return
-            await session.join(placed, wanted)
+            await session.join(placed, wanted, partial(self._have_back, caller, placed.job))
         except (ConnectionError, TimeoutError):
             pass  # The client has gone; the agent is told when the session is left.
+
+    async def _have_back(self, caller: Caller, name: str) -> bool:
+        """Ask for the return of a job if it gave its GPUs back while idle; return whether."""
+        try:
+            return await self._jobs.have_back_if_idle(caller, name)
+        except ApiError:
+            return True  # It cannot return now: a new session says why.
 
     async def _returning(self, caller: Caller, job: Job, over: Over) -> Over:
         """Return why there is no session, having asked for the return of a job that was idle."""
         if over.reason != Reason.JOB_SUSPENDED or job.row.why != Reason.IDLE:
             return over
-        name = job.row.job
+        name, returns = job.row.job, False
         try:
             await self._jobs.have_back(caller, job)
         except ApiError as error:
             said = error.body["error"]
             text = f"{name} did nothing and gave its GPUs back; it cannot return: {said['text']}"
         else:
+            returns = True
             text = (
                 f"{name} did nothing and gave its GPUs back. It was asked to return: try again "
                 f"once it runs (skep show {name})"
             )
-        return Over(reason=over.reason, text=text)
+        return Over(reason=over.reason, text=text, returns=returns)
 
 
 def admit(caller: Caller, job: Job) -> None:
@@ -213,6 +228,9 @@ class Session:
         self._heard_at = 0.0
         self._opened = self._ended = self._agent_done = False
         self._told: asyncio.Queue[Frame] = asyncio.Queue()
+        self._have_back: Callable[[], Awaitable[bool]] = _nothing
+        self._forwards = self._has_said = False
+        self._asked_at = -RETURN_EVERY_S
 
     async def first(self) -> Open | Over:
         """Return what the client wants to run.
@@ -240,12 +258,21 @@ class Session:
         await self._give(Frame(Kind.OVER, codec.encode(over)))
         await self._socket.close()
 
-    async def join(self, placed: Placed, wanted: Open) -> None:
+    async def join(
+        self, placed: Placed, wanted: Open, have_back: Callable[[], Awaitable[bool]]
+    ) -> None:
         """Have the agent start it, and carry what both say until one of them ends it.
+
+        Args:
+            placed: Where it runs.
+            wanted: What is to run.
+            have_back: Asks for the return of the job if it is suspended because it did nothing, and
+                says whether it did.
 
         Raises:
             ConnectionError: The client has gone.
         """
+        self._have_back, self._forwards = have_back, wanted.what == "forward"
         self._node = placed.node
         loop = asyncio.get_running_loop()
         subject = subjects.session(self._identity, placed.node, self.name)
@@ -336,6 +363,17 @@ class Session:
                 return Over(reason=Reason.BAD_VALUE, text=trouble)
             if frame.kind is not Kind.ALIVE:
                 await self._tell(frame)
+            if frame.kind is Kind.INPUT and not (
+                self._forwards and len(frame.body) < PONG_BYTES_MAX
+            ):
+                # If it is being suspended right now, what was said would wait in it: `_watch`.
+                self._has_said = True
+                await self._ask_back()
+
+    async def _ask_back(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._asked_at >= RETURN_EVERY_S and await self._have_back():
+            self._asked_at = now
 
     def _counted(self, frame: Frame) -> str:
         """Count a frame of the client; return how it does not keep to its window."""
@@ -370,6 +408,14 @@ class Session:
             if now - self._heard_at >= terminal.SILENT_S:
                 return _lost(f"{self._node} has not been heard for {terminal.SILENT_S:.0f} s")
             await self._tell(Frame(Kind.ALIVE, alive))
+            if self._has_said:
+                self._has_said = False
+                await self._ask_back()
+
+
+async def _nothing() -> bool:
+    """Ask for nothing: no job is known yet."""
+    return False
 
 
 def _is_last(frame: Frame) -> bool:

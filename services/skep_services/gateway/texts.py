@@ -26,6 +26,7 @@ from skep.wire.facts import Member
 from skep.wire.following import AdviceFollowed
 from skep.wire.reasons import TEXT, Reason
 from skep.wire.reports import Building
+from skep.wire.template_facts import TemplateSet
 from skep_services.gateway.following import sentence
 from skep_services.gateway.shares import window_line
 
@@ -114,7 +115,8 @@ def _about_changes(fact: Any) -> Line | None:
             text = f"{changes.name_of(ask)} {result}: {_why(why, fact.detail)}"
             return Line(text, reason=why)
         case changes.MemberLearned(node=on, tier=tier, can=can, attempt=attempt):
-            return Line(f"{tier} on {on}: {', '.join(can) or 'nothing more'}", attempt, on)
+            goes_on = f"; goes on {fact.resumed}" if fact.resumed else ""
+            return Line(f"{tier} on {on}: {', '.join(can) or 'nothing more'}{goes_on}", attempt, on)
         case changes.JobChanging(attempt=attempt, goal=goal, undoing=undoing, why=why):
             verb = f"{goal} is being undone" if undoing else f"{goal} begins"
             more = f", round {fact.round}" if fact.round > 1 else ""
@@ -311,6 +313,9 @@ def _of_array(fact: Any) -> Line | None:
             return Line(f"is cancelled: {_why(why, detail)}", reason=why)
         case array.TasksRetried(tasks=tasks):
             return Line(f"the tasks {tasks} are begun again", reason=Reason.REQUESTED)
+        case TemplateSet(vc=vc, name=name, template=template, by=by):
+            what = "removed" if template is None else "set"
+            return Line(f"template {name} of {vc} is {what} by {by or 'its virtual cluster'}")
         case array.ArrayOver(succeeded=succeeded, failed=failed, cancelled=cancelled):
             counts = f"{succeeded} succeeded, {failed} failed, {cancelled} were cancelled"
             return Line(f"all tasks have ended: {counts}")

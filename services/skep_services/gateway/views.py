@@ -6,6 +6,7 @@ other tenants' jobs not which.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from skep.cells.nodes import NodeState
@@ -15,10 +16,15 @@ from skep_services.gateway.fold import Fold
 from skep_services.gateway.holders import free_gpus, users
 from skep_services.gateway.live import Live
 
+Removed = Callable[[str], bool]
+"""Returns whether a node was taken out of the cluster."""
 
-def nodes_view(fold: Fold, live: Live, now: Instant, vc: Only) -> list[dict[str, Any]]:
+
+def nodes_view(
+    fold: Fold, live: Live, now: Instant, vc: Only, removed: Removed
+) -> list[dict[str, Any]]:
     """Return every node the allocator uses, by name."""
-    return [_node(node, fold, live, now, vc) for node in _in_use(fold)]
+    return [_node(node, fold, live, now, vc) for node in in_use(fold, removed)]
 
 
 def node_state(node: NodeState, live: Live, now: Instant) -> str:
@@ -32,10 +38,10 @@ def node_state(node: NodeState, live: Live, now: Instant) -> str:
     return "silent" if live.silent(node.joined.node, now) else "up"
 
 
-def gpus_view(fold: Fold, live: Live, vc: Only) -> list[dict[str, Any]]:
+def gpus_view(fold: Fold, live: Live, vc: Only, removed: Removed) -> list[dict[str, Any]]:
     """Return every GPU by node. `utilisation` is thousandths, None if it is not measured."""
     rows = []
-    for node in _in_use(fold):
+    for node in in_use(fold, removed):
         there = users(fold.state, node)
         for gpu in node.joined.gpus:
             first, *others = there.get(gpu.index, (None,))
@@ -66,8 +72,11 @@ def _vc_of(fold: Fold, name: str) -> str:
     return job.row.vc if job is not None else ""
 
 
-def _in_use(fold: Fold) -> list[NodeState]:
-    return [node for _, node in sorted(fold.state.nodes.items())]
+def in_use(fold: Fold, removed: Removed) -> list[NodeState]:
+    """Return the nodes by name, without those that were removed and count as lost: for good."""
+    return [
+        node for name, node in sorted(fold.state.nodes.items()) if not (node.lost and removed(name))
+    ]
 
 
 def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: Only) -> dict[str, Any]:

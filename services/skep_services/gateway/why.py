@@ -9,7 +9,8 @@ from skep.cells.decide.explain import explain_wait
 from skep.cells.levels import gpus_owned
 from skep.cells.nodes import NodeState
 from skep.ledger.attempts import request
-from skep.ledger.job_state import ArrayState
+from skep.ledger.job_state import ArrayState, JobState
+from skep.ledger.pipelines import key_of
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.deadline import told
 from skep.wire.reasons import TEXT, Reason
@@ -137,7 +138,24 @@ def _deferred(job: Job, fold: Fold, now: Instant) -> tuple[list[dict[str, str]],
         text = "it may not begin before this time"
         reasons.append({"reason": Reason.WAITS_FOR_TIME.value, "text": text, "needs": begin})
         changes.append(f"the time {begin} comes")
+    if not reasons and isinstance(waiting, JobState) and waiting.spec.pipeline is not None:
+        return _for_room(waiting, fold)
     return reasons, changes
+
+
+def _for_room(job: JobState, fold: Fold) -> tuple[list[dict[str, str]], list[str]]:
+    """Explain a job that waits for room in its pipeline."""
+    key, bound = key_of(job), job.spec.pipeline
+    assert key is not None, job
+    assert bound is not None, job
+    of_it = fold.state.pipelines.get(key)
+    let_in = list(of_it.let_in) if of_it is not None else []
+    shown = ", ".join(let_in[:JOBS_NAMED])
+    more = f" and {len(let_in) - JOBS_NAMED} more" if len(let_in) > JOBS_NAMED else ""
+    text = f"of its pipeline are in their queue or have GPUs: {shown}{more}; at most "
+    text = f"{len(let_in)} jobs {text}{bound.max_parallel} may be (`max_parallel`)"
+    reason = {"reason": Reason.WAITS_FOR_PIPELINE.value, "text": text, "needs": key.name}
+    return [reason], [f"one of {shown}{more} ends"]
 
 
 def _queued(

@@ -42,7 +42,10 @@ def run(home: str, wanted: nodejoin.Wanted, token: Callable[[], str]) -> int:
         return EXIT_FAILED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        asyncio.run(boot.stop_jobs([agent_folder(home)]))
+        try:
+            asyncio.run(boot.stop_jobs([agent_folder(home)]))
+        except boot.JobsStayError as error:
+            sys.stderr.write(f"{wanted.name}: {error}\n")
 
 
 def agent_folder(home: str) -> str:

@@ -241,7 +241,10 @@ def ask_any(places: list[Place], authority: bytes, path: str, value: Any) -> Any
 
 
 def is_due(home: str, now_s: float) -> bool:
-    """Return whether the certificate or the identity of a node ends soon."""
+    """Return whether the certificate or the identity of a node ends soon, or allows too little.
+
+    An identity that an earlier version signed allows what agents of that version did.
+    """
     file = files.read_node(home)
     path = files.tls_path(home, files.CERTIFICATE)
     creds = files.creds_path(home, nats_access.node_identity(file.name))
@@ -249,6 +252,9 @@ def is_due(home: str, now_s: float) -> bool:
         own = describe(Path(path).read_bytes(), path)[0]
         claims = nats_jwt.claims_of(nats_jwt.read_credentials(Path(creds).read_text()).token)
     except (OSError, CertificateError, nats_jwt.TokenError):
+        return True
+    (user,) = nats_access.node_account(file.name).users
+    if not nats_jwt.grants_as(claims, user):
         return True
     spans = [(own.begins_at, own.ends_at)]
     if claims.exp:

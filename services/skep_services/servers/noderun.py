@@ -8,6 +8,7 @@ agent is started again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -23,6 +24,8 @@ Renew = Callable[[str], object]
 
 RENEW_EVERY_S = 3600.0
 """A certificate is renewed weeks before its end; a node that was off for long is so in time."""
+RENEWED_WITHIN_S = 15.0
+"""How long the agent waits at a start for what has to be signed: it may do without mostly."""
 LOOK_EVERY_S = 0.1
 
 
@@ -53,10 +56,14 @@ async def _run(home: str, agent: Child, renew: Renew) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    signed = asyncio.Event()
     beside = [
         asyncio.create_task(work)
-        for work in (beat(), _renew(home, renew), _bound(agent.plan.log_path))
+        for work in (beat(), _renew(home, renew, signed), _bound(agent.plan.log_path))
     ]
+    # The bus refuses an agent whose identity is of an earlier version: a new one comes first.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(signed.wait(), RENEWED_WITHIN_S)
     agent.start()
     telling = asyncio.create_task(_tell(agent))
     ended = asyncio.create_task(_given_up(agent))
@@ -84,13 +91,15 @@ async def _given_up(agent: Child) -> None:
     say("agent given up", code=agent.exit_code, why=FINAL_CODES.get(agent.exit_code or 0, ""))
 
 
-async def _renew(home: str, renew: Renew) -> None:
+async def _renew(home: str, renew: Renew, done: asyncio.Event) -> None:
+    """Renew what has to be, again and again; set `done` when it was tried once."""
     while True:
         try:
             await asyncio.to_thread(renew, home)
         except Exception as error:
             # It is valid for weeks more, and a gateway may be away: the next time does it.
             say("certificate not renewed", error=str(error))
+        done.set()
         await asyncio.sleep(RENEW_EVERY_S)
 
 

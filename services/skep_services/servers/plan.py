@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 
 from skep_services.adapters import nats_access
-from skep_services.servers import files, notify, setup
+from skep_services.notifier import settings
+from skep_services.servers import files, notify, setup, targets
 from skep_services.servers.address import hostport
 from skep_services.servers.files import NodeFile, ServerFile
 from skep_services.supervisor import home as folder
@@ -17,13 +18,16 @@ LOCAL_FIRST = "127.0.0.1"
 ANYWHERE = "*"
 
 
-def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
+def server_plan(
+    file: ServerFile, home: str, nats_server: str, *, notifier: bool = False
+) -> ClusterPlan:
     """Return the processes of a server.
 
     Args:
         file: The server.
         home: The state folder.
         nats_server: The path of the bus server's executable.
+        notifier: The notifier runs here: it has the targets of `targets.path`.
     """
     base = _base(home)
     mine = local_host(file)
@@ -50,10 +54,12 @@ def server_plan(file: ServerFile, home: str, nats_server: str) -> ClusterPlan:
         },
         nats_access.VAULT: {"SKEP_VAULT_KEY": setup.vault_key_path(home)},
         nats_access.ACCESS_SERVICE: {"SKEP_SIGNER": "skep_services.servers.signer:make"},
+        nats_access.NOTIFIER: {settings.VARIABLE: targets.path(home)},
     }
+    only_here = (nats_access.NOTIFIER,) if notifier else ()
     services = tuple(
         _service(file, service, {**base, **more.get(service, {})}, home)
-        for service in (nats_access.DOOR, *nats_access.SERVICES, nats_access.VAULT)
+        for service in (nats_access.DOOR, *nats_access.SERVICES, nats_access.VAULT, *only_here)
     )
     return ClusterPlan(bus=bus, services=services, agents=())
 
@@ -124,7 +130,8 @@ def node_plan(file: NodeFile, home: str) -> ChildPlan:
 
 
 def _service(file: ServerFile, service: str, env: Mapping[str, str], home: str) -> ChildPlan:
-    identity = service if service == nats_access.DOOR else setup.service_identity(file, service)
+    unnumbered = service in (nats_access.DOOR, nats_access.NOTIFIER)
+    identity = service if unnumbered else setup.service_identity(file, service)
     state = os.path.join(home, service)
     peers: tuple[str, ...] = ()
     if service in nats_access.REPLICATED:

@@ -28,7 +28,7 @@ from skep_services.adapters.nats_link import LinkOptions
 from skep_services.adapters.nats_streams import DriftedStreamError, bootstrap_streams
 from skep_services.pki.files import Replaced, TlsError
 from skep_services.ports import MissingStreamError, RefusedError
-from skep_services.servers import bus, files, notify, plan, setup, sources, status
+from skep_services.servers import bus, files, notify, plan, setup, sources, status, targets
 from skep_services.servers.files import FilesError, ServerFile
 from skep_services.servers.meeting import Meeting, ask_servers, newer
 from skep_services.servers.meeting import own_tls as tls_of
@@ -200,7 +200,8 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
         say("bus not started", error=str(error))
         return EXIT_CONFIGURATION
     write_all(home, file)
-    children = plan.server_plan(file, home, str(binary))
+    notifies = await asyncio.to_thread(_notifies, home)
+    children = plan.server_plan(file, home, str(binary), notifier=notifies)
     await asyncio.to_thread(stop_survivors, home, children)
 
     kept = file.retention
@@ -218,6 +219,15 @@ async def _serve(home: str, file: ServerFile, known: asyncio.Queue[ServerFile]) 
         home, children, prepare=lambda: prepare(home, file), stop_jobs=_no_jobs, admit=look_after
     )
     return await supervisor.run()
+
+
+def _notifies(home: str) -> bool:
+    """Return whether the notifier runs here; jobs do not wait for a file that cannot be used."""
+    if not targets.has(home):
+        return False
+    if why := targets.trouble(home):
+        say("notifier not started", error=why)
+    return not why
 
 
 def stop_survivors(home: str, children: ClusterPlan) -> None:

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -229,11 +228,7 @@ def _may_the_same(path: str, user: nats_access.User) -> bool:
             claims = nats_jwt.claims_of(nats_jwt.read_credentials(file.read()).token)
     except (OSError, ValueError, nats_jwt.TokenError):
         return False
-    nats: Any = claims.nats
-    said = [set(nats.get(way, {}).get("allow", ())) for way in ("pub", "sub")]
-    answers_s = nats.get("resp", {}).get("ttl", 0) // 1_000_000_000
-    grants = user.grants
-    return (*said, answers_s) == (set(grants.publish), set(grants.subscribe), grants.answers_s)
+    return nats_jwt.grants_as(claims, user)
 
 
 def write_cluster(home: str, file: ServerFile, shared: Secrets) -> None:

@@ -150,6 +150,10 @@ def node_folders(home: str) -> list[str]:
     ]
 
 
+class JobsStayError(Exception):
+    """Jobs of nodes did not end in time; the text is one line."""
+
+
 async def stop_jobs(states: Sequence[str], keep: Collection[str] = ()) -> list[str]:
     """End every process of every job of the nodes whose state folders are given.
 
@@ -163,11 +167,18 @@ async def stop_jobs(states: Sequence[str], keep: Collection[str] = ()) -> list[s
         The folders of nodes where any job was stopped.
 
     Raises:
-        TimeoutError: The jobs are not stopped within JOBS_STOP_WITHIN_S.
+        JobsStayError: The jobs are not stopped within JOBS_STOP_WITHIN_S.
     """
     busy = [state for state in states if has_jobs(state)]
-    async with asyncio.timeout(JOBS_STOP_WITHIN_S):
-        stopped = await asyncio.gather(*(_stop_jobs_of(state, keep) for state in busy))
+    try:
+        async with asyncio.timeout(JOBS_STOP_WITHIN_S):
+            stopped = await asyncio.gather(*(_stop_jobs_of(state, keep) for state in busy))
+    except TimeoutError:
+        text = (
+            f"jobs did not end within {JOBS_STOP_WITHIN_S:.0f} s, of the nodes in "
+            f"{', '.join(busy)}: type the same again"
+        )
+        raise JobsStayError(text) from None
     return [state for state, any_stopped in zip(busy, stopped, strict=True) if any_stopped]
 
 

@@ -23,11 +23,12 @@ import msgspec
 
 from skep.access.person import person_of
 from skep.access.rights import Action
+from skep.access.templates import Templates
 from skep.cells.holds import Request
 from skep.cells.legal import Refusal, impossible
 from skep.cells.levels import gpus_in_cells
 from skep.ids import NO_ATTEMPT, job_sequence
-from skep.machines.admission import mounting, person_limits
+from skep.machines.admission import managing, mounting, person_limits
 from skep.machines.admission.allowing import Allowing, action_of
 from skep.machines.admission.arrays import Array, ArrayKept, Arrays, task_spec
 from skep.machines.admission.depending import Known
@@ -103,6 +104,7 @@ from skep.wire.promises import (
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
 from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
+from skep.wire.template_facts import TemplateAsk, TemplateSet, parse_template_ask
 from skep.wire.verdict import Verdict
 from skep.wire.volumes import Volume
 from skep.wire.windows import CancelWindow, ReserveNodes
@@ -177,7 +179,7 @@ class EndedKept(msgspec.Struct, frozen=True, tag="ended-kept"):
 
 
 OwnKept = AdmissionKept | ActiveKept | ArrayKept | KeysKept | RefusedKept | EndedKept | PledgesKept
-Kept = OwnKept | NodeSeen | CellsSeen | RolesSeen
+Kept = OwnKept | NodeSeen | CellsSeen | RolesSeen | TemplateSet
 
 JUDGED_MAX = 4096
 """Requests whose verdict is kept: a cluster sees few shapes of jobs, at 300 bytes each."""
@@ -232,6 +234,8 @@ class AdmissionMachine:
         self.promising = Promising(self.pledges)
         self.arrays = Arrays()
         """Arrays, and which of their tasks become jobs when."""
+        self.templates = Templates()
+        """Those that managers wrote."""
         self.allowing = Allowing()
         """What people may ask."""
         self.known = Known()
@@ -359,6 +363,7 @@ class AdmissionMachine:
         kept.append(CellsSeen(cluster=self.cells))
         kept += self.nodes.values()
         kept += self.allowing.snapshot()
+        kept += self.templates.facts()
         kept += self.arrays.snapshot()  # Before their jobs.
         kept += [ActiveKept(piece) for piece in _pieces(self.active.items())]
         keys = ((vc, key, job) for (vc, key), job in self.keys.items())
@@ -402,9 +407,8 @@ class AdmissionMachine:
         match fact:
             case EpochBegan():
                 self.epoch = fact.epoch
-            case VcsSet():
-                self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
-                self.volumes = dict(fact.volumes)
+            case VcsSet() | TemplateSet():
+                self._apply_vcs(fact)
             case CellsSeen():
                 self.cells = fact.cluster
                 self._judged = {}
@@ -445,6 +449,15 @@ class AdmissionMachine:
                 self.pledges.apply(fact)
             case _:
                 self._restore(fact)
+
+    def _apply_vcs(self, fact: VcsSet | TemplateSet) -> None:
+        if isinstance(fact, TemplateSet):
+            self.templates.apply(fact)
+            self.last_asked = max(self.last_asked, fact.number)
+            return
+        self.vcs, self.promised = dict(fact.vcs), dict(fact.gpus)
+        self.volumes = dict(fact.volumes)
+        self.templates.keep_only(fact.vcs)
 
     def _apply_admitted(self, fact: Admitted) -> None:
         self._answered(fact.job, fact.spec.vc, fact.key, fact.owner)
@@ -610,7 +623,8 @@ class AdmissionMachine:
             parsed = [task]
         elif len(key) <= KEY_CHARACTERS_MAX and key.isprintable():
             vc = self.vcs.get(event.vc)
-            read = parse_spec(event.raw, vc.templates if vc is not None else {})
+            templates = vc.templates if vc is not None else {}
+            read = parse_spec(event.raw, self.templates.named(event.vc, templates))
             parsed = self.judge(event.vc, read, key, event.owner)
         else:
             text = f"a key has at most {KEY_CHARACTERS_MAX} characters, all of them printable"
@@ -963,6 +977,10 @@ class AdmissionMachine:
 
         One that is read again after a restart was passed on then.
         """
+        about = parse_template_ask(event.raw)
+        if about is not None:
+            self._ask_template(about, event)
+            return
         parsed = parse_ask(event.raw)
         job, problems = "", parsed if isinstance(parsed, list) else []
         if isinstance(parsed, AskRetry):
@@ -982,6 +1000,43 @@ class AdmissionMachine:
             reason=problems[0].reason if problems else None,
         )
         self._reply(event, event.person, verdict, "")
+
+    def _ask_template(self, ask: TemplateAsk | list[Problem], event: AskRequest) -> None:
+        """Set or remove a template of a VC's managers, or say why not."""
+        vc, person = event.vc, event.person
+        problem = self.allowing.outsider(Action.MANAGE_TEMPLATES, person, vc)
+        problem = problem or self.allowing.of_job(Action.MANAGE_TEMPLATES, person, vc, "")
+        problems = [problem] if problem is not None else []
+        if isinstance(ask, list):
+            problems = problems or ask
+        elif not problems and event.number > self.last_asked:
+            # One that is read again after a restart was done then.
+            problems = self._set_template(ask, event)
+        verdict = Verdict(
+            job="",
+            accepted=not problems,
+            problems=tuple(problems),
+            reason=problems[0].reason if problems else None,
+        )
+        self._reply(event, person, verdict, "")
+
+    def _set_template(self, ask: TemplateAsk, event: AskRequest) -> list[Problem]:
+        if event.vc not in self.vcs:
+            text = f"there is no virtual cluster `{event.vc}`"
+            return [Problem(path="$.vc", reason=Reason.UNKNOWN_VC, text=text)]
+        problems = managing.problems(ask, event.vc, self.vcs[event.vc], self.templates)
+        if not problems:
+            self._record(
+                TemplateSet(
+                    vc=event.vc,
+                    name=ask.name,
+                    number=event.number,
+                    at=event.at,
+                    template=getattr(ask, "template", None),
+                    by=event.person,
+                )
+            )
+        return problems
 
     def _retry(self, ask: AskRetry, event: AskRequest) -> Problem | None:
         """Have the failed tasks of an array wait again, or return why not."""

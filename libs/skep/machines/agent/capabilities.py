@@ -68,6 +68,8 @@ class Abilities:
             now: The time of the decision.
         """
         self._soft.cans[token] = said.tier, said.can
+        if said.resumed:
+            self._soft.resumed[token] = said.resumed
         self.review(key, part, now)
 
     def review(self, key: PartKey, part: PartState, now: Instant) -> None:
@@ -93,7 +95,9 @@ class Abilities:
     ) -> None:
         self._soft.known_by.pop(key, None)
         told = None if part.known is None else part.known.known
-        if told is not None and (told.tier, told.can) == (tier, can):
+        said = (self._soft.resumed[one] for one in part.alive() if one in self._soft.resumed)
+        resumed = next(said, "" if told is None else told.resumed)
+        if told is not None and (told.tier, told.can, told.resumed) == (tier, can, resumed):
             return
         joined = self._agent.joined
         known = MemberKnown(
@@ -105,6 +109,7 @@ class Abilities:
             tier=tier,
             can=can,
             trace=_trace(part),
+            resumed=resumed,
         )
         fact = PartKnown(event=self._agent.event + 1, known=known)
         self._agent.record(fact)

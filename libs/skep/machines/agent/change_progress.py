@@ -500,6 +500,8 @@ class Soft(msgspec.Struct):
     """Ranks that are or were connected to this process."""
     cans: dict[str, tuple[str, tuple[str, ...]]] = {}
     """Tier and abilities, as each rank said them."""
+    resumed: dict[str, str] = {}
+    """Which checkpoint each rank goes on from, if it said so."""
     standing: dict[str, None] = {}
     """Ranks that stand between two mini-batches."""
     doors: dict[str, Ready] = {}

@@ -513,6 +513,7 @@ class Changes:
         for known in (
             self.soft.greeted,
             self.soft.cans,
+            self.soft.resumed,
             self.soft.standing,
             self.soft.doors,
             self.soft.loads,

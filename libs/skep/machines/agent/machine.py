@@ -93,6 +93,7 @@ from skep.wire.part_facts import (
 )
 from skep.wire.reports import Building, DeviceTrouble, Heartbeat, NodeReport, RankProgress
 from skep.wire.runs import RunExited, RunNotStarted, RunStarted
+from skep.wire.talk import Idle
 
 Answered = (
     RunStarted
@@ -174,6 +175,8 @@ class AgentMachine:
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)
+            case RankSaid(message=Idle() as message):
+                self.idling.heard(message, now)
             case RankSaid():
                 self.changes.said(event.message, now)
             case RankStats():

@@ -83,6 +83,8 @@ def follow(jobs: Mapping[str, JobState], soft: Soft, delta: Delta) -> None:
         soft.paces.pop(delta.ended, None)
     if delta.resolves:
         soft.resolving.update(dict.fromkeys(delta.resolves))
+    if delta.pipelines:
+        soft.room.update(dict.fromkeys(delta.pipelines))
     if delta.views and soft.planned:
         _show(jobs, soft, delta.views)
 

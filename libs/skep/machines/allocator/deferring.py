@@ -1,7 +1,8 @@
 """Jobs and arrays that wait outside of a queue: for others, for a time, or to be released.
 
 A job is deferred when it is admitted, or when it is held while it waits. It is looked at again when
-a job that it waits for has ended, when its time has come, and when it is released. Then it enters
+a job that it waits for has ended, when its time has come, when it is released, and when there is
+room in its pipeline. Then it enters
 its queue, at the place of its submission, or goes on waiting for what is left. A job whose
 dependencies can never be fulfilled is cancelled; those that wait for it are looked at in turn.
 
@@ -11,10 +12,13 @@ and cancels them if what it waits for can never come. It ends when admission say
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from skep.ids import job_sequence
+from skep.ledger import pipelines
 from skep.ledger.job_state import ArrayState, JobState, State
+from skep.ledger.records import PipelineKey
 from skep.ledger.state import ClusterState
 from skep.machines.allocator.end_facts import ended
 from skep.machines.allocator.timers import BeginTime
@@ -81,7 +85,7 @@ def queued(tx: Transaction, job: JobState, now: Instant) -> None:
         now: The time of the decision.
     """
     spec = job.spec
-    if spec.after is None and spec.begin is None and not spec.hold:
+    if spec.after is None and spec.begin is None and not spec.hold and spec.pipeline is None:
         return
     begin = deadline.begin(spec, job.submitted_at) or Instant(0)
     _look(tx, job, now, begin=begin, held=spec.hold, first=True)
@@ -148,6 +152,9 @@ def resolve(tx: Transaction, now: Instant) -> None:
         tx: Facts are added; what is beyond one decision is left in its soft state.
         now: The time of the decision.
     """
+    for key in tx.soft.room:
+        tx.soft.resolving.update(dict.fromkeys(_next_of(tx.state, key)))
+    tx.soft.room.clear()
     for _ in range(RESOLVED_MAX):
         if not tx.soft.resolving:
             return
@@ -161,8 +168,10 @@ def resolve(tx: Transaction, now: Instant) -> None:
 def restarted(tx: Transaction) -> None:
     """Look at all that is deferred anew: what had come for it may not have been decided."""
     arrays = (name for name, each in tx.state.arrays.items() if each.deferral is not None)
-    for name in sorted((*tx.state.deferred, *arrays), key=lambda name: job_sequence(name) or 0):
+    jobs = (name for name, job in tx.state.deferred.items() if not _waits_for_room(job))
+    for name in sorted((*jobs, *arrays), key=lambda name: job_sequence(name) or 0):
         tx.soft.resolving[name] = None
+    tx.soft.room.update(dict.fromkeys(tx.state.pipelines))
 
 
 def _look(
@@ -184,6 +193,8 @@ def _look(
     if begin > now:
         tx.soft.set_timer(BeginTime(name), begin)
     told = _reason(found.awaits, begin, now, held=held)
+    if told is None and (crowded := _crowded(tx.state, job)):
+        told = Reason.WAITS_FOR_PIPELINE, crowded
     if told is None:
         if isinstance(job, ArrayState):
             tx.record(ArrayEligible(array=name, at=now))
@@ -212,6 +223,47 @@ def _look(
             job=name, why=why, at=now, needs=needs, awaits=found.awaits, begin=begin, held=held
         )
     )
+
+
+def _next_of(state: ClusterState, key: PipelineKey) -> list[str]:
+    """Return the jobs that a pipeline has room for, in the order of their queue."""
+    jobs = state.pipelines.get(key)
+    if jobs is None:
+        return []
+    bounds = _bounds(state, jobs.let_in)
+    found: list[str] = []
+    waiting = (state.jobs[name] for name in jobs.deferred)
+    for job in sorted(filter(_waits_for_room, waiting), key=lambda job: job.entry):
+        (most,) = _bounds(state, (job.job,))
+        if len(bounds) < min((most, *bounds)):
+            bounds.append(most)
+            found.append(job.job)
+    return found
+
+
+def _waits_for_room(job: JobState) -> bool:
+    """Return whether a job waits for nothing but room in its pipeline."""
+    return job.waits is not None and job.waits[0] is Reason.WAITS_FOR_PIPELINE
+
+
+def _bounds(state: ClusterState, names: Iterable[str]) -> list[int]:
+    """Return the `max_parallel` of jobs of a pipeline."""
+    bounds = (state.jobs[name].spec.pipeline for name in names)
+    return [bound.max_parallel for bound in bounds if bound is not None]
+
+
+def _crowded(state: ClusterState, waits: JobState | ArrayState) -> str:
+    """Return the pipeline that has no room for a job; empty: there is room, or no bound.
+
+    Where its jobs say different bounds, the lowest of those at work holds. An array has no bound as
+    a whole: each of its tasks is a job that has.
+    """
+    key = pipelines.key_of(waits) if isinstance(waits, JobState) else None
+    if key is None or not isinstance(waits, JobState):
+        return ""
+    let_in = [name for name in state.pipelines[key].let_in if name != waits.job]
+    room = len(let_in) < min(_bounds(state, (waits.job, *let_in)))
+    return "" if room else key.name
 
 
 def _asked(waits: JobState | ArrayState) -> tuple[str, After | None]:

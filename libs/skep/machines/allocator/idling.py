@@ -1,6 +1,6 @@
 """Jobs that do nothing give their GPUs back, where their VC wants it and they can.
 
-    every node: IdlePart --all parts idle for long enough--> JobChanging (suspend, idle)
+    every node: IdlePart --all parts idle for long enough, or asking--> JobChanging (suspend, idle)
         --released--> suspended, until its owner asks for its return
         --not released--> it goes on where it was, and the same is not tried again
 
@@ -16,7 +16,7 @@ from skep.ledger.job_state import JobState, State
 from skep.machines.allocator.changes import change_ends, making_room, rounds
 from skep.machines.allocator.changes.rounds import Round
 from skep.machines.allocator.transaction import Transaction
-from skep.units import Instant, seconds
+from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire.changes import Goal, Result
 from skep.wire.commands import Suspend
 from skep.wire.reasons import Reason
@@ -39,13 +39,21 @@ def heard(tx: Transaction, event: Heartbeat, now: Instant) -> None:
         if job is None or job.attempt != part.attempt or event.node not in job.live:
             continue
         limit_s = _limit_s(tx, job)
-        if not limit_s or part.idle_ns < seconds(limit_s) or not _calm(tx, job):
+        if part.asks:
+            if "release" not in job.can:
+                continue  # It says that it can before it asks, and that may come later.
+            text = f"for {part.idle_ns // NS_PER_SECOND} s, as it says itself"
+        elif limit_s and part.idle_ns >= seconds(limit_s):
+            text = f"for {limit_s} s"
+        else:
+            continue
+        if not _calm(tx, job):
             continue
         said = tx.soft.idle.setdefault((job.job, job.attempt), {})
         said[event.node] = now
         if all(now - said.get(node, Instant(0)) < FRESH for node in job.live):
             del tx.soft.idle[job.job, job.attempt]
-            _suspend(tx, job, limit_s, now)
+            _suspend(tx, job, text, now)
 
 
 def _limit_s(tx: Transaction, job: JobState) -> int:
@@ -61,9 +69,8 @@ def _calm(tx: Transaction, job: JobState) -> bool:
     return alone and calm and job.state is State.RUNNING and job.known and not job.idle_tried
 
 
-def _suspend(tx: Transaction, job: JobState, limit_s: int, now: Instant) -> None:
-    """Suspend a job that does nothing, or say once why it stays."""
-    text = f"for {limit_s} s"
+def _suspend(tx: Transaction, job: JobState, text: str, now: Instant) -> None:
+    """Suspend a job that does nothing, or say once why it stays; `text`: for how long it did so."""
     if "release" in job.can and "suspend" not in job.can:
         making_room.suspend(tx, job, now, Reason.IDLE, release=True, detail=text)
         return

@@ -151,7 +151,7 @@ def _decide(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Inst
         if advising.is_due(tx, now):
             tx.enter(Stage.SIGHTS)
             advising.tell(tx, now)
-    if tx.soft.resolving:
+    if tx.soft.resolving or tx.soft.room:
         tx.soft.check_at = now  # What remains, or came of these stages, is for the next decision.
     tx.enter(Stage.CHECKS)
     cell_watch.look(tx, now)

@@ -18,6 +18,7 @@ from skep.wire.commands import (
     ChangeJob,
     ClearNode,
     EnvironmentOrder,
+    ResumeOrder,
     StopJob,
 )
 from skep.wire.facts import JobStopping
@@ -256,7 +257,16 @@ def _bind_command(
         gpu_share=job.spec.resources.share,
         idle_s=_idle_s(state, job.spec),
         stdin=job.spec.stdin,
+        resume=_resume(job) if made is job and not joins else None,
     )
+
+
+def _resume(job: JobState) -> ResumeOrder | None:
+    """Return what an attempt looks for that is not the first one to run."""
+    wanted = job.spec.resume
+    if wanted is None or not job.first_ran_at:
+        return None
+    return ResumeOrder(since=job.first_ran_at, find=wanted.find, args=wanted.args, auto=wanted.auto)
 
 
 def _idle_s(state: ClusterState, spec: JobSpec) -> int:

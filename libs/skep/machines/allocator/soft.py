@@ -12,6 +12,7 @@ from skep.cells.patrol import Patrol
 from skep.cells.pools import Pool
 from skep.cells.state import Cells
 from skep.ids import AttemptId
+from skep.ledger.records import PipelineKey
 from skep.ledger.state import Place
 from skep.machines.allocator.placement.lending_line import Line
 from skep.machines.allocator.policies.policy_memory import Planned
@@ -191,6 +192,8 @@ class Soft:
         """By job: the attempt whose ranks are due a signal, as its time limit is near."""
         self.resolving: dict[str, None] = {}
         """Deferred jobs for which something that they waited for has come, or may have."""
+        self.room: dict[PipelineKey, None] = {}
+        """Pipelines that may have room for deferred jobs."""
         self.leave_at: Instant | None = None
         """When the jobs on nodes of open windows are next looked for; None: at once."""
         self.moved_for: dict[str, tuple[str, int]] = {}

@@ -57,7 +57,12 @@ def heard(
     match event:
         case MemberKnown():
             learned = MemberLearned(
-                job=job.job, attempt=job.attempt, node=event.node, tier=event.tier, can=event.can
+                job=job.job,
+                attempt=job.attempt,
+                node=event.node,
+                tier=event.tier,
+                can=event.can,
+                resumed=event.resumed,
             )
             if job.learned.get(event.node) != learned:
                 tx.record(learned)

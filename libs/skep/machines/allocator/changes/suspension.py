@@ -74,7 +74,9 @@ def suspended(tx: Transaction, job: JobState, told: Answers, now: Instant) -> No
             making_room.stay_or_stop(tx, job, now, change.detail)
         elif why is Reason.IDLE and not job.released:
             # It would hold its GPUs for nothing, and could not even be looked into.
-            rounds.begin(tx, job, Goal.RESUME, Resume(), now, why=why, detail="it kept its GPUs")
+            said = next((answer.detail for answer in told.values() if answer.detail), "")
+            text = f"it kept its GPUs: {said}" if said else "it kept its GPUs"
+            rounds.begin(tx, job, Goal.RESUME, Resume(), now, why=why, detail=text)
 
 
 def _again(tx: Transaction, job: JobState, change: OpenChange, now: Instant, detail: str) -> None:
