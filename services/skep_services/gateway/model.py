@@ -349,8 +349,7 @@ class Model:
         if version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
-        for table in (KEPT, BLAME_KEPT, BLAMED, BY_TASK, HISTORY):
-        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK):
+        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK, HISTORY):
             self._writer.execute(table)
         return self._read_start()
 
@@ -381,7 +380,8 @@ class Model:
             [_TRIALS.decode(row[0]) for row in trials],
             kept,
             blame,
-        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK, HISTORY):
+            [_POINTS.decode(row[0]) for row in one("SELECT doc FROM history ORDER BY at")],
+            [_TEMPLATES.decode(row[0]) for row in one("SELECT doc FROM templates")],
         )
 
     def _read_kept(self, position: int) -> tuple[list[Kept], list[blame_kept.Kept]]:
