@@ -605,6 +605,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         VC,
         errors=(400,),
     ),
+    ("GET", "/v1/policies"): get(
+        "cluster", "List the policies that a virtual cluster may have.", answers.PolicyList
+    ),
     ("GET", "/v1/limits"): get("cluster", "Say which limits are near.", answers.Near),
     ("GET", "/v1/health"): get(
         "cluster", "Say whether every process is well.", answers.Health, open=True

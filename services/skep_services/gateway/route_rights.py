@@ -41,6 +41,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/calibration"): Action.SEE_REPORTS,
     ("GET", "/v1/models"): Action.SEE_REPORTS,
     ("GET", "/v1/models/{model}"): Action.SEE_REPORTS,
+    ("GET", "/v1/policies"): Action.SEE_CLUSTER,
     ("GET", "/v1/promises"): Action.SEE_REPORTS,
     ("GET", "/v1/trials"): Action.SEE_REPORTS,
     ("GET", "/v1/vcs"): Action.SEE_REPORTS,

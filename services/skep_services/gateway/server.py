@@ -19,6 +19,7 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
+from skep_services.gateway import policies
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.caches import Caches
@@ -334,6 +335,7 @@ class Gateway:
                 *blames.routes(),
                 *Reports(indexer, clock).routes(),
                 *Promises(indexer).routes(),
+                *policies.routes(),
                 *limits.routes(),
                 *StateViews(feed, limits, indexer.fold, clock).routes(),
                 *self.people.routes(),
