@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -693,3 +694,8 @@ TEXT: dict[Reason, str] = {
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"
+
+
+def meaning(codes: Iterable[str | None]) -> dict[str, str]:
+    """Return the sentence of each of some codes, without those that this version does not know."""
+    return {code: TEXT[Reason(code)] for code in codes if code is not None and code in TEXT}

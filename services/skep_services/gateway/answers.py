@@ -639,7 +639,7 @@ class ProbesTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trials(msgspec.Struct, frozen=True, kw_only=True):
-    """What was tried of running jobs, and how it was judged."""
+    """What was tried of running jobs, and how it was judged. `texts`: what its codes mean."""
 
     trials: list[Tried]
     total: int
@@ -647,6 +647,7 @@ class Trials(msgspec.Struct, frozen=True, kw_only=True):
     forgotten: int
     following: list[FollowingTold]
     probes: list[ProbesTold]
+    texts: dict[str, str] = {}
 
 
 class EstimatesHeld(msgspec.Struct, frozen=True, kw_only=True):
@@ -852,11 +853,12 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of the audit log."""
+    """Lines of the audit log. `texts`: what the codes of refusals mean."""
 
     lines: list[AuditLine]
     left_out: int
     older: int
+    texts: dict[str, str] = {}
 
 
 class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,15 @@
 import type { ComponentType } from "preact";
 
 import { may } from "../session";
+import { AuditPage } from "./audit";
 import { ClusterPage } from "./cluster";
 import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
+import { LedgerPage } from "./ledger";
 import { OverviewPage } from "./overview";
+import { PoliciesPage } from "./policies";
+import { SearchPage } from "./search";
+import { SearchesPage } from "./searches";
 
 export interface PageOf {
   name: string;
@@ -44,4 +49,9 @@ export const pages: PageOf[] = [
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
+  page("Searches", "/searches", SearchesPage),
+  detail("Search", "/searches", SearchPage),
+  page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
+  page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
+  page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
 ];

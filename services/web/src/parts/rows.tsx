@@ -50,6 +50,7 @@ export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): 
 export function Rows<Row>(props: Props<Row>) {
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 600, width: 1000 });
+  const some = props.rows.length > 0;
   useEffect(() => {
     const element = box.current;
     if (!element) return;
@@ -63,7 +64,7 @@ export function Rows<Row>(props: Props<Row>) {
       sizes.disconnect();
       element.removeEventListener("scroll", look);
     };
-  }, []);
+  }, [some]);
   const columns = props.columns.filter((column) => view.width >= (column.from ?? 0));
   const choosing = props.onChoose !== undefined;
   const tracks = (choosing ? ["28px"] : []).concat(columns.map((column) => column.width)).join(" ");
@@ -78,7 +79,7 @@ export function Rows<Row>(props: Props<Row>) {
     event.preventDefault();
     links[at + step]?.focus();
   };
-  if (!props.rows.length) return <div class="rows none">{props.empty}</div>;
+  if (!some) return <div class="rows none">{props.empty}</div>;
   const all = choosing && props.rows.every((row) => props.chosen?.has(props.keyOf(row)));
   return (
     <div
