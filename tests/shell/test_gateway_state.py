@@ -15,6 +15,7 @@ from skep.units import seconds
 from skep.wire import codec, subjects
 from skep.wire.findings import JobRate, Rates, Stalled
 from skep.wire.roles import Role
+from skep.wire.spec import SizeHint
 from skep_services.gateway import state
 from skep_services.gateway.columns import HISTORY, TABLES
 from skep_services.gateway.versions import GONE_MAX
@@ -128,7 +129,7 @@ async def test_a_reader_resumes_and_one_from_elsewhere_is_reset(house: House) ->
     ) as answer:
         watcher = Watcher(answer)
         await watcher.until(lambda: watcher.state_of(job) == "bound")
-        assert set(watcher.tables) == {name for name in TABLES}
+        assert set(watcher.tables) == set(TABLES)
         assert not watcher.tables["gpus"]
         assert not watcher.resets
     for stale in ("feed-1", f"{cursor.split('-')[0]}-999999"):
@@ -193,9 +194,7 @@ async def test_alerts_come_and_go(house: House) -> None:
         assert (alert["severity"], alert["kind"], alert["about"]) == ("warning", "job", job)
         assert (alert["vc"], alert["since"]) == ("nlp", at(10))
         assert alert["todo"].startswith(f"`skep logs {job}`")
-        await house.op.json(
-            "POST", "/v1/admin/quarantine", 202, {"node": "node-1", "device": 1}
-        )
+        await house.op.json("POST", "/v1/admin/quarantine", 202, {"node": "node-1", "device": 1})
         await house.caught_up()
         house.cluster.clock.advance(seconds(2.0))
         await watcher.until(lambda: "gpu-bad/node-1/1" in found)
@@ -208,14 +207,17 @@ async def test_alerts_come_and_go(house: House) -> None:
 
 
 async def test_rates_alone_change_a_row_now_and_then(house: House) -> None:
-    job = await submitted(house, size={"iters": 1_000})
+    job = await submitted(house, size=SizeHint(mini_batches=1_000))
     house.cluster.runs(job)
     await house.caught_up()
     shown: list[int | None] = []
     async with house.op.open("/v1/state/changes?tables=jobs") as answer:
         watcher = Watcher(answer)
         for number, rate in enumerate((1_000, 1_010, 1_200)):
-            told = Rates(at=at(20 + number), jobs=(JobRate(job=job, attempt=1, steps=number, rate_milli=rate),))
+            told = Rates(
+                at=at(20 + number),
+                jobs=(JobRate(job=job, attempt=1, steps=number, rate_milli=rate),),
+            )
             await house.bus.send(subjects.finding("rates"), codec.encode(told), {})
             house.cluster.clock.advance(seconds(3.0))
             if rate != 1_010:

@@ -164,7 +164,7 @@ class History:
     def restore(self, points: Iterable[Point], at: int) -> None:
         """Begin with stored points, and the instant up to which they tell."""
         self.points = {point.at: point for point in sorted(points, key=lambda one: one.at)}
-        self.at, self.counted = at, False
+        self.at, self.counted, self._gpus_since = at, False, at
 
     def begin(self, state: ClusterState) -> None:
         """Read how everything stands, if that is not known: before the next fact is applied."""
@@ -240,6 +240,8 @@ class History:
 
     def settle(self) -> None:
         """Have the points tell all up to the latest fact."""
+        if not self.counted:
+            return  # They tell what they told when they were stored.
         self._pass_nodes()
         for vc in list(self._vcs):
             self._pass(vc)

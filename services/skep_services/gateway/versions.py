@@ -131,7 +131,7 @@ class Versions:
         if known is not None:
             if known.row == row:
                 return False
-            if getattr(known.row, "vc", "") != getattr(row, "vc", ""):
+            if _seen_by(known.row) != _seen_by(row):
                 self._leave(table, key, known.row)  # Some callers see it no more.
             del rows[key]
         rows[key] = Entry(self.version + 1, row)
@@ -234,3 +234,8 @@ class Versions:
     def _note(self, table: str) -> None:
         self._changed_at[table] = self.version + 1
         self._waiting = True
+
+
+def _seen_by(row: Shows) -> tuple[type, object]:
+    """Return what decides who sees a row."""
+    return type(row), getattr(row, "vc", getattr(row, "vcs", ""))

@@ -49,14 +49,16 @@ export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): 
 /** The table. Arrow keys move between rows, Space chooses one, Enter opens it. */
 export function Rows<Row>(props: Props<Row>) {
   const box = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600, width: 1000 });
+  const [view, setView] = useState({ top: 0, height: 600, width: Math.min(1000, innerWidth) });
   const some = props.rows.length > 0;
+  // Without rows there is nothing to scroll: it is looked at anew when there are some.
   useEffect(() => {
     const element = box.current;
     if (!element) return;
     const look = () => setView({
       top: element.scrollTop, height: element.clientHeight, width: element.clientWidth,
     });
+    look();
     const sizes = new ResizeObserver(look);
     sizes.observe(element);
     element.addEventListener("scroll", look, { passive: true });
