@@ -722,6 +722,95 @@ class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
     policies: list[PolicyTold]
 
 
+class ReplayGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """How the jobs of a VC fared in a run: means over jobs, in seconds."""
+
+    jobs: int
+    jct_s: float | None
+    queue_s: float | None
+
+
+class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How all jobs fared in a run: means over jobs, in seconds. `allocated` is a part of one."""
+
+    jobs: int
+    ended: int
+    refused: int
+    jct_s: float | None
+    queue_s: float | None
+    makespan_s: float
+    allocated: float
+    preempted: int
+    by_vc: dict[str, ReplayGroup]
+
+
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job: how long it waited, and how long it took from its submission to its end.
+
+    Each is told thrice: as it was, simulated as it was, and simulated otherwise. None: it never did.
+    """
+
+    job: str
+    vc: str
+    gpus: int
+    submitted_at: int
+    waited_s: list[float | None]
+    lasted_s: list[float | None]
+
+
+class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a span was, and what it would have been: compare `simulated` and `changed`.
+
+    How close `simulated` is to `was` says how far the simulation can be believed. `jobs` are those
+    with the largest differences, `moved` all that would have ended at another time.
+    """
+
+    was: ReplayRun
+    simulated: ReplayRun
+    changed: ReplayRun
+    jobs: list[ReplayJob]
+    jobs_total: int
+    moved: int
+    left_out: list[str]
+
+
+class PolicyGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy by its name, with the options that are not the defaults."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay. `part` are thousandths of its `phase`; `version` grows with every change."""
+
+    replay: str
+    state: str
+    phase: str
+    part: int
+    since: int
+    until: int
+    policies: dict[str, PolicyGiven]
+    by: str
+    begun_at: int
+    ended_at: int | None
+    reason: str | None
+    text: str
+    version: int
+
+
+class ReplayDetail(ReplayRow, frozen=True, kw_only=True):
+    """A replay with its outcome, once it is done."""
+
+    outcome: ReplayOutcome | None
+
+
+class ReplayList(msgspec.Struct, frozen=True, kw_only=True):
+    """Replays, the newest first."""
+
+    replays: list[ReplayRow]
+
+
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """It is kept, and is done soon."""
 

@@ -43,6 +43,7 @@ from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.replays import Replays
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
@@ -319,6 +320,8 @@ class Gateway:
             client_max_size=BODY_BYTES_MAX,
         )
         application.on_shutdown.append(terminals.close)
+        replays = Replays(indexer, watch, clock)
+        application.on_shutdown.append(replays.close)
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)
         metrics.add(PromiseCounts(indexer.fold))
         metrics.add(OutcomeCounts(self.models.calibration))
@@ -336,6 +339,7 @@ class Gateway:
                 *Reports(indexer, clock).routes(),
                 *Promises(indexer).routes(),
                 *policies.routes(),
+                *replays.routes(),
                 *limits.routes(),
                 *StateViews(feed, limits, indexer.fold, clock).routes(),
                 *self.people.routes(),

@@ -154,7 +154,7 @@ function columnsOf(
     { key: "ran", title: "Ran", width: "64px", right: true, cell: (row) => length(row.ran_ns), by: (row) => row.ran_ns, from: 820 },
     { key: "params", title: "Parameters", width: "minmax(110px, 2.4fr)", cell: (row) => <span title={sayParams(row.params)}>{sayParams(row.params)}</span>, from: 560 },
     ...(steers && search.state === "active" ? [{
-      key: "do", title: "", width: "84px",
+      key: "do", title: "Action", width: "84px",
       cell: (row: Trial) => row.stand !== "over" && (
         <button
           type="button" class="quiet" aria-label={`${row.demoted ? "promote" : "demote"} trial ${row.trial}`}
