@@ -20,11 +20,12 @@ import structlog
 from aiohttp import web
 from msgspec import Meta
 
+from skep.access.rights import Action
 from skep.policy.registry import NoPolicy, make
 from skep.units import MIB, NS_PER_SECOND, Instant
 from skep.wire.bounds import Short
 from skep.wire.reasons import Reason
-from skep_services.gateway.api import ApiError, caller_of, json_response, number
+from skep_services.gateway.api import ApiError, caller_of, forbidden, json_response, number
 from skep_services.gateway.bodies import Body, read
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.jobs import WAIT_S, WAIT_S_MAX
@@ -109,8 +110,13 @@ class Replays:
             self._running[1].cancel()
             await asyncio.gather(self._running[1], return_exceptions=True)
 
-    async def listing(self, _: web.Request) -> web.StreamResponse:
-        """Answer the replays that are kept, the newest first, without their outcomes."""
+    async def listing(self, request: web.Request) -> web.StreamResponse:
+        """Answer the replays that are kept, the newest first, without their outcomes.
+
+        Raises:
+            ApiError: The caller is no operator (403).
+        """
+        _operators(request)
         found = [one.row() for one in reversed(self._kept.values())]
         return json_response({"replays": found})
 
@@ -118,9 +124,10 @@ class Replays:
         """Begin a replay.
 
         Raises:
-            ApiError: The span or a policy is wrong (400, 413, 422), a VC is unknown (404), or a
-                replay runs already (409).
+            ApiError: The caller is no operator (403), the span or a policy is wrong (400, 413,
+                422), a VC is unknown (404), or a replay runs already (409).
         """
+        _operators(request)
         body = await read(request, ReplayBody)
         self._check(body)
         if self._running is not None:
@@ -149,7 +156,8 @@ class Replays:
         """Answer a replay with its outcome, at once or when it is not as in version `seen` any more.
 
         Raises:
-            ApiError: There is no such replay (404), or a query parameter is wrong (400).
+            ApiError: There is no such replay (404), a query parameter is wrong (400), or the caller
+                is no operator (403).
         """
         replay = self._find(request)
         seen = number(request, "seen", 0, 2**31)
@@ -162,7 +170,8 @@ class Replays:
         """End a replay that runs.
 
         Raises:
-            ApiError: There is no such replay (404), or it is over (409).
+            ApiError: There is no such replay (404), it is over (409), or the caller is no operator
+                (403).
         """
         replay = self._find(request)
         if self._running is None or self._running[0] is not replay:
@@ -175,6 +184,7 @@ class Replays:
     # --- checking --------------------------------------------------------------------------------
 
     def _find(self, request: web.Request) -> Replay:
+        _operators(request)
         name = request.match_info["replay"]
         if name not in self._kept:
             text = (
@@ -270,3 +280,9 @@ class Replays:
     def _changed(self, replay: Replay) -> None:
         replay.version += 1
         self._watch.wake((replay.replay,))
+
+
+def _operators(request: web.Request) -> None:
+    ruling = caller_of(request).ruling(Action.SET_VCS, "")
+    if not ruling:
+        raise forbidden(ruling)

@@ -5,8 +5,9 @@ import { useMemo, useState } from "preact/hooks";
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { count, NS } from "../format";
-import { At, Card, Command, Empty, Problem, State } from "../parts/basics";
+import { At, Card, Command, Empty, Problem } from "../parts/basics";
 import { type Column, Rows } from "../parts/rows";
+import { Word } from "../parts/word";
 import { query, setQuery } from "../router";
 
 type Line = Schemas["AuditLine"];
@@ -48,7 +49,7 @@ function Choice({ name, value }: { name: string; value: string | undefined }) {
 }
 
 const Outcome = ({ row }: { row: Line }) =>
-  <State state={row.outcome === "refused" ? "refused" : row.outcome === "done" ? "kept" : row.outcome} title={row.outcome} />;
+  <Word as={row.outcome === "refused" ? "refused" : "succeeded"} text={row.outcome} />;
 
 function Why({ row, texts }: { row: Line; texts: Record<string, string> }) {
   const text = [

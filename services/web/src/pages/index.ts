@@ -10,6 +10,7 @@ import { JobsPage } from "./jobs";
 import { LedgerPage } from "./ledger";
 import { OverviewPage } from "./overview";
 import { PoliciesPage } from "./policies";
+import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
 import { SearchesPage } from "./searches";
 
@@ -53,5 +54,6 @@ export const pages: PageOf[] = [
   detail("Search", "/searches", SearchPage),
   page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
   page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
+  page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
   page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
 ];

@@ -9,6 +9,7 @@ import { jobs, vcs } from "../live";
 import { At, Bar, Card, Command, Empty, Problem, State } from "../parts/basics";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { gained, Span, spanText } from "../parts/span";
+import { Wide } from "../parts/wide";
 import { query, setQuery } from "../router";
 
 type Ledger = Schemas["Trials"];
@@ -96,7 +97,7 @@ function Told({ ledger }: { ledger: Ledger }) {
     <>
       {ledger.totals.length > 0 && (
         <Card title="What came of which kind">
-          <div class="wide">
+          <Wide label="What came of which kind">
             <table class="plain">
               <thead>
                 <tr>
@@ -117,7 +118,7 @@ function Told({ ledger }: { ledger: Ledger }) {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
         </Card>
       )}
       {ledger.probes.length > 0 && <Probes probes={ledger.probes} />}
@@ -164,8 +165,8 @@ function columnsOf(ledger: Ledger, [from, to]: [number, number]): Column<Tried>[
     { key: "vc", title: "VC", width: "minmax(50px, .7fr)", cell: (row) => row.vc, by: (row) => row.vc, from: 760 },
     { key: "verdict", title: "Verdict", width: "88px", cell: (row) => <Verdict row={row} />, by: (row) => row.verdict ?? "open" },
     { key: "gain", title: `Gain, ${gained(from)} to ${gained(to)}`, width: "176px", cell: (row) => <Gain row={row} from={from} to={to} />, by: (row) => row.gain_milli ?? -Infinity, from: 620 },
-    { key: "figure", title: "Interval", width: "minmax(150px, 1fr)", cell: (row) => sayGain(row), from: 980 },
-    { key: "expected", title: "Expected", width: "80px", right: true, cell: (row) => expected(row) === null ? "–" : gained(expected(row) ?? 0), by: (row) => expected(row) ?? -Infinity, from: 1100 },
+    { key: "figure", title: "Interval", width: "190px", cell: (row) => sayGain(row), from: 1080 },
+    { key: "expected", title: "Expected", width: "80px", right: true, cell: (row) => expected(row) === null ? "–" : gained(expected(row) ?? 0), by: (row) => expected(row) ?? -Infinity, from: 1240 },
     { key: "begun", title: "Began", width: "96px", right: true, cell: (row) => <At at={row.begun_at} />, by: (row) => row.begun_at, from: 700 },
     { key: "why", title: "Why", width: "minmax(120px, 2fr)", cell: (row) => <Why row={row} texts={ledger.texts ?? {}} />, from: 860 },
   ];

@@ -4,7 +4,9 @@
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { vcs } from "../live";
-import { Card, Command, Empty, Problem, State, Tabs } from "../parts/basics";
+import { Card, Command, Empty, Problem, Tabs } from "../parts/basics";
+import { Wide } from "../parts/wide";
+import { Word } from "../parts/word";
 import { query } from "../router";
 import { may } from "../session";
 import { Calibration } from "./policies_calibration";
@@ -60,30 +62,30 @@ function Ordered() {
       <Card title="Virtual clusters" aside={<Command line="skep vc ls" />}>
         {!rows.length && <Empty>You see no virtual cluster. A manager of one can give you a role in it.</Empty>}
         {rows.length > 0 && (
-          <div class="wide">
+          <Wide label="Virtual clusters">
             <table class="plain">
               <thead><tr><th>VC</th><th>Policy</th><th>What it does</th><th>Options</th><th>Followed now</th></tr></thead>
               <tbody>{rows.map((row) => <VcLine key={row.vc} row={row} policy={policies.get(row.policy)} />)}</tbody>
             </table>
-          </div>
+          </Wide>
         )}
       </Card>
       <Card title="What there is" aside={<Command line="skep policies" />}>
         <details class="inside" open={rows.length === 0}>
           <summary>{policies.size} policies, with their options and where they are from</summary>
-          <div class="wide">
+          <Wide label="Policies">
             <table class="plain">
               <thead><tr><th>Policy</th><th>What it does</th><th>Options and defaults</th><th>Source</th></tr></thead>
               <tbody>
                 {[...policies.values()].map((one) => (
                   <tr key={one.policy}>
-                    <td><b>{one.policy}</b></td><td>{one.does}</td>
+                    <td><b>{one.policy}</b></td><td>{one.does.replaceAll("`", "")}</td>
                     <td><Options options={one.options} /></td><td class="dim">{one.source}</td>
                   </tr>
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
         </details>
       </Card>
       {may("set-vcs") && (
@@ -100,14 +102,16 @@ function VcLine({ row, policy }: { row: Vc; policy: Policy | undefined }) {
     <tr>
       <td><a href={`/jobs?vc=${encodeURIComponent(row.vc)}`}>{row.vc}</a></td>
       <td><b>{row.policy}</b></td>
-      <td>{policy?.does}</td>
+      <td>{policy?.does.replaceAll("`", "")}</td>
       <td><Options options={row.options} /></td>
       <td>
         {row.following
           ? (
             <a href="/policies?tab=models">
-              <State state={row.following.follows ? "running" : "drained"} title={row.following.text} />{" "}
-              {row.following.follows ? "its model" : `its rule ${row.following.rule}`}
+              <Word
+                as={row.following.follows ? "running" : "drained"} title={row.following.text}
+                text={row.following.follows ? "its model" : `its rule ${row.following.rule}`}
+              />
             </a>
           )
           : <span class="dim">the policy</span>}

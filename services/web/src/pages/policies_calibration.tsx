@@ -5,6 +5,7 @@ import { useAsked } from "../asking";
 import { count, percent } from "../format";
 import { totals, vcs } from "../live";
 import { Bar, Card, Command, Empty, Problem } from "../parts/basics";
+import { Wide } from "../parts/wide";
 import { query, setQuery } from "../router";
 
 type Held = Schemas["EstimatesHeld"];
@@ -51,7 +52,7 @@ export function Calibration() {
             {[...vcs.rows.keys()].sort().map((name) => <option key={name} value={name}>{name}</option>)}
           </select>
         </label>
-        <span class="dim">Eight of ten outcomes should lie between the first and the ninth tenth of their estimate.</span>
+        <span class="dim">Eight of ten outcomes should lie between P10 and P90 of their estimate: as early as one in ten, as late as nine in ten.</span>
       </div>
       {!rows.length && (
         <Card title="How often estimates held" aside={<Command line={line} />}>
@@ -84,7 +85,7 @@ export function Calibration() {
       )}
       {rows.length > 0 && (
         <Card title="All that was judged" aside={value.left_out > 0 && <span class="dim">{count(value.left_out)} more rows are left out: choose a virtual cluster</span>}>
-          <div class="wide">
+          <Wide label="All that was judged">
             <table class="plain">
               <thead>
                 <tr>
@@ -109,7 +110,7 @@ export function Calibration() {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
         </Card>
       )}
     </>

@@ -2,8 +2,9 @@
 
 import type { Schemas } from "../api";
 import { count, percent } from "../format";
-import { At, Bar, Card, Command, Empty, Problem, State } from "../parts/basics";
-import { gained, Span, spanText } from "../parts/span";
+import { At, Bar, Card, Command, Empty, Problem } from "../parts/basics";
+import { Span, spanText } from "../parts/span";
+import { Word } from "../parts/word";
 
 type Vc = Schemas["VcRow"];
 type Following = Schemas["FollowingTold"];
@@ -43,7 +44,7 @@ function Model({ said }: { said: Following }) {
     >
       <div class="inside">
         <p>
-          <State state={said.follows ? "running" : "drained"} /> {said.text}, since <At at={said.since} />.{" "}
+          <Word as={said.follows ? "running" : "drained"} text={said.follows ? "followed" : "not followed"} />: {said.text}, since <At at={said.since} />.{" "}
           <code class="chip">{said.why}</code>
         </p>
         <Ladder stage={said.stage ?? null} />
@@ -85,7 +86,7 @@ function Figures({ stage }: { stage: Stage }) {
   const most = Math.max(50, Math.abs(stage.low_milli), Math.abs(stage.high_milli));
   return (
     <dl class="facts">
-      <dt>Stage since</dt><dd><At at={stage.since} />, {stage.text}</dd>
+      <dt>Stage since</dt><dd><At at={stage.since} />, {stage.text.split(";")[0]}</dd>
       {stage.decisions > 0 && (
         <>
           <dt>Agreed with the rule</dt>
@@ -104,7 +105,6 @@ function Figures({ stage }: { stage: Stage }) {
               from={-most} to={most} good={stage.low_milli > 0}
             />{" "}
             {spanText(stage.gain_milli, stage.low_milli, stage.high_milli)} over {count(stage.pairs)} comparisons.
-            {stage.high_milli < 0 && ` It is worse by ${gained(-stage.gain_milli)}.`}
           </dd>
         </>
       )}

@@ -6,10 +6,11 @@ import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { count, length, many, NS } from "../format";
 import { searches } from "../live";
-import { At, Card, Command, Empty, Problem, State } from "../parts/basics";
+import { At, Card, Command, Empty, Problem } from "../parts/basics";
 import { type Confirmed, ConfirmDialog } from "../parts/confirm";
 import { figure, sayParams } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
+import { Word } from "../parts/word";
 import { path, query, setQuery } from "../router";
 import { may } from "../session";
 import { SearchCurves } from "./search_curves";
@@ -51,7 +52,7 @@ function Shown({ search, problem, onDone }: { search: Search; problem: string; o
     <>
       <div class="title">
         <h1>{search.search} <span class="dim">{search.name}</span></h1>
-        <State state={search.state === "active" ? "running" : search.state} />
+        <Word as={search.state === "active" ? "running" : "succeeded"} text={search.state} />
         {search.why && <code class="chip">{search.why}</code>}
         <span class="more" role="group" aria-label="Actions">
           {steers && search.state === "active" && (
@@ -169,8 +170,9 @@ function columnsOf(
 
 function TrialState({ row }: { row: Trial }) {
   const state = row.end === "done" ? "succeeded" : row.end ?? row.stand;
+  const looks = state === "outside" ? "running" : state === "given-up" ? "cancelled" : state;
   const title = [row.end ?? row.stand, row.why, row.demoted && "behind all others"].filter(Boolean).join(", ");
-  return <><State state={state} title={title} />{row.demoted && <span class="chip">behind</span>}</>;
+  return <><Word as={looks} text={row.end ?? row.stand} title={title} />{row.demoted && <span class="chip">behind</span>}</>;
 }
 
 function Expected({ row }: { row: Trial }) {

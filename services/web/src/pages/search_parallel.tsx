@@ -33,14 +33,22 @@ const MAGNITUDES = 50;
 /** Return an axis for each parameter that differs, and one for the metric. */
 export function axesOf(search: Search): Axis[] {
   const names = [...new Set(search.rows.flatMap((row) => Object.keys(row.params)))];
-  const axes = names.map((name) => axis(name, search.rows, (row) => row.params[name]));
-  return [...axes, axis(search.metric, search.rows, (row) => row.best)];
+  const space = (search.spec as { space?: Record<string, object> }).space ?? {};
+  const axes = names.map((name) => {
+    const drawn = space[name];
+    return axis(name, search.rows, (row) => row.params[name], drawn && "log" in drawn);
+  });
+  return [...axes, axis(search.metric, search.rows, (row) => row.best, false)];
 }
 
-function axis(name: string, rows: Trial[], of: (row: Trial) => unknown): Axis {
+/** `magnitudes`: whether it is drawn by them; undefined: nobody said, so its values tell. */
+function axis(
+  name: string, rows: Trial[], of: (row: Trial) => unknown, magnitudes: boolean | undefined,
+): Axis {
   const values = rows.map(of).filter((value) => value !== null && value !== undefined);
   if (values.length > 0 && values.every((value) => typeof value === "number")) {
-    return numbers(name, values as number[], of as (row: Trial) => number | null | undefined);
+    const numberOf = of as (row: Trial) => number | null | undefined;
+    return numbers(name, values as number[], numberOf, magnitudes);
   }
   const words = [...new Set(values.map(sayParam))].sort();
   const at = (word: string) => words.length > 1 ? words.indexOf(word) / (words.length - 1) : 0.5;
@@ -57,9 +65,10 @@ function axis(name: string, rows: Trial[], of: (row: Trial) => unknown): Axis {
 
 function numbers(
   name: string, values: number[], of: (row: Trial) => number | null | undefined,
+  asked: boolean | undefined,
 ): Axis {
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  const magnitudes = low > 0 && high / low >= MAGNITUDES;
+  const magnitudes = low > 0 && (asked ?? high / low >= MAGNITUDES);
   const [from, to] = magnitudes ? [Math.log(low), Math.log(high)] : [low, high];
   const at = (value: number) =>
     to > from ? ((magnitudes ? Math.log(value) : value) - from) / (to - from) : 0.5;
@@ -73,8 +82,17 @@ function numbers(
       const told = of(row);
       return told === null || told === undefined ? null : at(told);
     },
-    ticks: to > from ? [0, 0.5, 1].map((place) => [place, figure(value(place))]) : [[0.5, figure(low)]],
+    ticks: ticksOf(values, low, high).map((each) => [at(each), figure(each)]),
   };
+}
+
+/** Return what is written beside an axis: its ends, or each of a few whole numbers. */
+function ticksOf(values: number[], low: number, high: number): number[] {
+  if (low === high) return [low];
+  if (values.every(Number.isInteger) && high - low <= 8) {
+    return Array.from({ length: high - low + 1 }, (_, step) => low + step);
+  }
+  return [low, high];
 }
 
 const keyOf = (axis: Axis) => `on.${axis.name}`;

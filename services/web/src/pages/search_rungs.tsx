@@ -4,6 +4,7 @@ import type { Schemas } from "../api";
 import { count, many } from "../format";
 import { Card } from "../parts/basics";
 import { figure } from "../parts/params";
+import { Wide } from "../parts/wide";
 
 type Search = Schemas["SearchDetail"];
 
@@ -51,7 +52,7 @@ export function Rungs({ search }: { search: Search }) {
   const brackets = new Set(rungs.map((rung) => rung.bracket)).size;
   return (
     <Card title="Rungs" aside={<span class="dim">the best of those that came to a rung go on</span>}>
-      <div class="wide">
+      <Wide label="Rungs">
         <table class="plain rungs">
           <thead>
             <tr>
@@ -89,7 +90,7 @@ export function Rungs({ search }: { search: Search }) {
             })}
           </tbody>
         </table>
-      </div>
+      </Wide>
       <p class="legend inside dim">
         <span><i class="dot on" />went on, or came to the last rung</span>
         <span><i class="dot off" />stands there</span>

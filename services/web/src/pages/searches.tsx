@@ -4,9 +4,10 @@ import { useMemo } from "preact/hooks";
 
 import { count, length, many } from "../format";
 import { searches, standing, vcs } from "../live";
-import { At, Bar, Command, Empty, State } from "../parts/basics";
+import { At, Bar, Command, Empty } from "../parts/basics";
 import { figure, sayParams } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
+import { Word } from "../parts/word";
 import { query, setQuery } from "../router";
 import type { Search } from "../rows";
 
@@ -27,7 +28,7 @@ const COLUMNS: Column<Search>[] = [
 ];
 
 function SearchState({ row }: { row: Search }) {
-  return <State state={row.state === "active" ? "running" : row.state} title={row.why ?? ""} />;
+  return <Word as={row.state === "active" ? "running" : "succeeded"} text={row.state} title={row.why ?? ""} />;
 }
 
 function Params({ row }: { row: Search }) {
