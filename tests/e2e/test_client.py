@@ -89,6 +89,7 @@ WITHOUT = {
     "GET /v1/calibration": "`get`: for `skep calibration`",
     "GET /v1/models": "`get`: for `skep models`",
     "GET /v1/models/{model}": "`get`: for `skep models`",
+    "GET /v1/policies": "`get`: for the page; `skep policies` needs no cluster",
     "GET /v1/limits": "`get`: for `skep doctor`",
     "GET /v1/jobs/{job}/links": "`get`: for `skep show`",
     "GET /v1/volumes": "`get`: for `skep volumes`",
