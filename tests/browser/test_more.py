@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import PageAs, axe
+from tests.browser.conftest import WITHIN_MS, PageAs, axe
 from tests.support.embedded import Embedded, until
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
@@ -67,7 +67,9 @@ def test_a_search_is_watched_steered_and_cancelled(cluster: Embedded, page_as: P
     page.get_by_role("button", name="Cancel", exact=True).click()
     expect(page.get_by_role("dialog")).to_contain_text(f"skep search cancel {search}")
     page.get_by_role("button", name="Cancel it").click()
-    expect(page.get_by_role("main").get_by_text("over", exact=True).first).to_be_visible()
+    # Its trials have ten seconds to end.
+    over = page.get_by_role("main").get_by_text("over", exact=True).first
+    expect(over).to_be_visible(timeout=WITHIN_MS)
     assert shown(cluster, search)["why"] == "cancelled"
     assert page.evaluate("window.attacked") is None
 

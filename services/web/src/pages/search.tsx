@@ -8,7 +8,7 @@ import { count, length, many, NS } from "../format";
 import { searches } from "../live";
 import { At, Card, Command, Empty, Problem } from "../parts/basics";
 import { type Confirmed, ConfirmDialog } from "../parts/confirm";
-import { figure, sayParams } from "../parts/params";
+import { figure, sayParams, SEARCH_LOOKS } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { Word } from "../parts/word";
 import { path, query, setQuery } from "../router";
@@ -52,7 +52,7 @@ function Shown({ search, problem, onDone }: { search: Search; problem: string; o
     <>
       <div class="title">
         <h1>{search.search} <span class="dim">{search.name}</span></h1>
-        <Word as={search.state === "active" ? "running" : "succeeded"} text={search.state} />
+        <Word as={SEARCH_LOOKS[search.state] ?? "queued"} text={search.state} />
         {search.why && <code class="chip">{search.why}</code>}
         <span class="more" role="group" aria-label="Actions">
           {steers && search.state === "active" && (

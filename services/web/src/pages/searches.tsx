@@ -5,7 +5,7 @@ import { useMemo } from "preact/hooks";
 import { count, length, many } from "../format";
 import { searches, standing, vcs } from "../live";
 import { At, Bar, Command, Empty } from "../parts/basics";
-import { figure, sayParams } from "../parts/params";
+import { figure, sayParams, SEARCH_LOOKS } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { Word } from "../parts/word";
 import { query, setQuery } from "../router";
@@ -28,7 +28,7 @@ const COLUMNS: Column<Search>[] = [
 ];
 
 function SearchState({ row }: { row: Search }) {
-  return <Word as={row.state === "active" ? "running" : "succeeded"} text={row.state} title={row.why ?? ""} />;
+  return <Word as={SEARCH_LOOKS[row.state] ?? "queued"} text={row.state} title={row.why ?? ""} />;
 }
 
 function Params({ row }: { row: Search }) {

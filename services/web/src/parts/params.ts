@@ -19,3 +19,8 @@ export const sayParam = (value: unknown): string =>
 /** Return all parameters in one line: `lr=0.01 layers=2`. */
 export const sayParams = (params: Params): string =>
   Object.entries(params).map(([name, value]) => `${name}=${sayParam(value)}`).join(" ");
+
+/** Which state of a job the state of a search looks like. */
+export const SEARCH_LOOKS: Record<string, string> = {
+  active: "running", ending: "stopping", over: "succeeded",
+};
