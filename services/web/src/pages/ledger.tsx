@@ -159,12 +159,12 @@ export function axisOf(trials: Tried[]): [number, number] {
 
 function columnsOf(ledger: Ledger, [from, to]: [number, number]): Column<Tried>[] {
   return [
-    { key: "trial", title: "Trial", width: "54px", cell: (row) => row.trial, by: (row) => row.trial },
-    { key: "kind", title: "Kind", width: "76px", cell: (row) => <span title={KINDS[row.kind]}>{row.kind}</span>, by: (row) => row.kind },
-    { key: "jobs", title: "Jobs", width: "minmax(70px, 1fr)", cell: (row) => <JobLinks row={row} />, by: (row) => row.jobs[0] ?? "" },
+    { key: "trial", title: "Trial", width: "54px", cell: (row) => row.trial, by: (row) => row.trial, from: 440 },
+    { key: "kind", title: "Kind", width: "76px", cell: (row) => <span title={KINDS[row.kind]}>{row.kind}</span>, by: (row) => row.kind, from: 440 },
+    { key: "jobs", title: "Jobs", width: "minmax(60px, 1fr)", cell: (row) => <JobLinks row={row} />, by: (row) => row.jobs[0] ?? "" },
     { key: "vc", title: "VC", width: "minmax(50px, .7fr)", cell: (row) => row.vc, by: (row) => row.vc, from: 760 },
     { key: "verdict", title: "Verdict", width: "88px", cell: (row) => <Verdict row={row} />, by: (row) => row.verdict ?? "open" },
-    { key: "gain", title: `Gain, ${gained(from)} to ${gained(to)}`, width: "176px", cell: (row) => <Gain row={row} from={from} to={to} />, by: (row) => row.gain_milli ?? -Infinity, from: 620 },
+    { key: "gain", title: `Gain, ${gained(from)} to ${gained(to)}`, width: "minmax(112px, 176px)", cell: (row) => <Gain row={row} from={from} to={to} />, by: (row) => row.gain_milli ?? -Infinity },
     { key: "figure", title: "Interval", width: "190px", cell: (row) => sayGain(row), from: 1080 },
     { key: "expected", title: "Expected", width: "80px", right: true, cell: (row) => expected(row) === null ? "–" : gained(expected(row) ?? 0), by: (row) => expected(row) ?? -Infinity, from: 1240 },
     { key: "begun", title: "Began", width: "96px", right: true, cell: (row) => <At at={row.begun_at} />, by: (row) => row.begun_at, from: 700 },

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
-import { NS } from "../format";
+import { many, NS } from "../format";
 import { vcs } from "../live";
 import { Card, Command, Problem } from "../parts/basics";
 
@@ -161,7 +161,7 @@ function VcChoice(props: {
       {chosen && <p class="dim">{chosen.does.replaceAll("`", "")}</p>}
       {options.length > 0 && (
         <details>
-          <summary>{options.length} options</summary>
+          <summary>{many(options.length, "option")}</summary>
           {options.map(([option, value]) => (
             <label key={option} class="field small">
               <span>{option}</span>

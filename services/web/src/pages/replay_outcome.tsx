@@ -12,8 +12,11 @@ import { query, setQuery } from "../router";
 type Told = Schemas["ReplayOutcome"];
 type Job = Schemas["ReplayJob"];
 
-const time = (s: number | null | undefined): string =>
-  s === null || s === undefined ? "–" : length(s * NS);
+/** Return a time; of short ones with a tenth of a second, as they are compared. */
+function time(s: number | null | undefined): string {
+  if (s === null || s === undefined) return "–";
+  return s < 60 ? `${s.toFixed(1)} s` : length(s * NS);
+}
 
 /** Return by how much something would have been shorter or longer, in words. */
 export function change(before: number | null, after: number | null): string {
@@ -22,9 +25,10 @@ export function change(before: number | null, after: number | null): string {
   return part === 0 ? "the same" : `${Math.abs(part)} % ${part < 0 ? "shorter" : "longer"}`;
 }
 
-const looks = (before: number | null, after: number | null): string =>
-  before === null || after === null || Math.abs(after - before) < 0.01 * before ? "dim"
-    : after < before ? "better" : "worse";
+/** Return a class: a difference that is not larger than the error of the simulation has no colour. */
+const looks = (before: number | null, after: number | null, off: number | null): string =>
+  before === null || after === null || Math.abs(after - before) <= Math.max(0.01, off ?? 0) * before
+    ? "" : after < before ? "better" : "worse";
 
 /** The summary by virtual cluster, and the jobs whose ends differ most. */
 export function Outcome({ outcome }: { outcome: Told }) {
@@ -35,11 +39,11 @@ export function Outcome({ outcome }: { outcome: Told }) {
     <>
       <div class="tiles">
         <div class="tile">
-          <b class={looks(simulated.queue_s, changed.queue_s)}>{change(simulated.queue_s, changed.queue_s)}</b>
+          <b class={looks(simulated.queue_s, changed.queue_s, off)}>{change(simulated.queue_s, changed.queue_s)}</b>
           <span>mean wait: {time(changed.queue_s)} instead of {time(simulated.queue_s)}</span>
         </div>
         <div class="tile">
-          <b class={looks(simulated.jct_s, changed.jct_s)}>{change(simulated.jct_s, changed.jct_s)}</b>
+          <b class={looks(simulated.jct_s, changed.jct_s, off)}>{change(simulated.jct_s, changed.jct_s)}</b>
           <span>from submission to end: {time(changed.jct_s)} instead of {time(simulated.jct_s)}</span>
         </div>
         <div class="tile">
@@ -57,13 +61,13 @@ export function Outcome({ outcome }: { outcome: Told }) {
             <thead>
               <tr>
                 <th>VC</th><th class="right">Jobs</th>
-                <th class="right">Mean wait, was</th><th class="right">simulated</th><th class="right">otherwise</th><th />
-                <th class="right">To their end, was</th><th class="right">simulated</th><th class="right">otherwise</th><th />
+                <th class="right">Mean wait, was</th><th class="right">simulated</th><th class="right">otherwise</th><th>Change</th>
+                <th class="right">To their end, was</th><th class="right">simulated</th><th class="right">otherwise</th><th>Change</th>
               </tr>
             </thead>
             <tbody>
               {[["all", null] as const, ...Object.keys(simulated.by_vc).sort().map((vc) => [vc, vc] as const)]
-                .map(([name, vc]) => <Line key={name} name={name} runs={[was, simulated, changed].map((run) => vc ? run.by_vc[vc] : run)} />)}
+                .map(([name, vc]) => <Line key={name} name={name} off={off} runs={[was, simulated, changed].map((run) => vc ? run.by_vc[vc] : run)} />)}
             </tbody>
           </table>
         </Wide>
@@ -86,14 +90,14 @@ export function Outcome({ outcome }: { outcome: Told }) {
 
 type Group = { jobs: number; queue_s: number | null; jct_s: number | null };
 
-function Line({ name, runs }: { name: string; runs: (Group | undefined)[] }) {
+function Line({ name, runs, off }: { name: string; runs: (Group | undefined)[]; off: number | null }) {
   const [was, before, after] = runs;
   const cells = (key: "queue_s" | "jct_s") => (
     <>
       <td class="right">{time(was?.[key])}</td>
       <td class="right">{time(before?.[key])}</td>
       <td class="right">{time(after?.[key])}</td>
-      <td class={looks(before?.[key] ?? null, after?.[key] ?? null)}>
+      <td class={looks(before?.[key] ?? null, after?.[key] ?? null, off)}>
         {change(before?.[key] ?? null, after?.[key] ?? null)}
       </td>
     </>
@@ -117,9 +121,9 @@ const COLUMNS: Column<Job>[] = [
   }))),
   ...(["was", "simulated", "otherwise"].map((run, place): Column<Job> => ({
     key: `end-${run}`, title: place === 0 ? "To its end, was" : run, width: place === 0 ? "112px" : "86px", right: true,
-    cell: (row) => time(row.lasted_s[place]), by: (row) => row.lasted_s[place] ?? -1, from: place === 0 ? 760 : 0,
+    cell: (row) => time(row.lasted_s[place]), by: (row) => row.lasted_s[place] ?? -1, from: place === 0 ? 760 : 560,
   }))),
-  { key: "change", title: "Ends", width: "minmax(100px, 1fr)", right: true, cell: (row) => <Ends row={row} />, by: difference, from: 420 },
+  { key: "change", title: "Ends", width: "minmax(100px, 1fr)", right: true, cell: (row) => <Ends row={row} />, by: difference },
 ];
 
 function Ends({ row }: { row: Job }) {

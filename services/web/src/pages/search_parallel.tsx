@@ -120,7 +120,7 @@ export function Parallel({ search, axes, taken }: { search: Search; axes: Axis[]
   useEffect(() => {
     const element = box.current;
     if (!element) return;
-    const sizes = new ResizeObserver(() => setWidth(element.clientWidth));
+    const sizes = new ResizeObserver(([seen]) => seen && setWidth(Math.floor(seen.contentRect.width)));
     sizes.observe(element);
     return () => sizes.disconnect();
   }, []);
