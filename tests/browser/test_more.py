@@ -20,6 +20,16 @@ CURVE = Path(__file__).parents[1] / "e2e" / "jobs" / "curve.py"
 ATTACK = "<img src=x onerror=window.attacked=1>"
 STEPS = 20_000
 """More mini-batches than a trial makes in a test: it runs until it is told not to."""
+PAGES = (
+    "/searches",
+    "/ledger",
+    "/policies",
+    "/policies?tab=models",
+    "/policies?tab=estimates",
+    "/policies?tab=speeds",
+    "/audit",
+    "/replay",
+)
 
 
 def begin(cluster: Embedded, **changes: Any) -> str:
@@ -134,8 +144,7 @@ def test_the_audit_log_says_who_was_given_which_role(cluster: Embedded, page_as:
 
 @pytest.mark.parametrize("width", [1440, 390])
 def test_pages_are_for_everybody(cluster: Embedded, page_as: PageAs, width: int) -> None:
-    for path in ("/searches", "/ledger", "/policies", "/policies?tab=models",
-                 "/policies?tab=estimates", "/policies?tab=speeds", "/audit", "/replay"):  # fmt: skip
+    for path in PAGES:
         page = page_as("operator", path, width=width)
         expect(page.get_by_text("Loading …")).to_have_count(0)
         assert axe(page) == [], path

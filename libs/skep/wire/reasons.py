@@ -699,7 +699,7 @@ TEXT: dict[Reason, str] = {
     Reason.COOLED_DOWN: "after a while without it, the model may be tried again",
     Reason.BAD_SPAN: "the span of time is empty, not past yet, or longer than any may be",
     Reason.REPLAY_RUNS: "a replay runs already: one does at a time",
-    Reason.UNKNOWN_REPLAY: "this gateway has no such replay: it keeps its newest ones until it ends",
+    Reason.UNKNOWN_REPLAY: "this gateway has no such replay: it keeps the newest until it ends",
     Reason.NOTHING_TO_REPLAY: "the log has no job of that span that ran to its end",
     Reason.REPLAY_TOO_LARGE: "the replay needs more time or memory than it may have",
     Reason.REPLAY_FAILED: "the replay ended without a result",

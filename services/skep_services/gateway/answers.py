@@ -747,7 +747,7 @@ class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job: how long it waited, and how long it took from its submission to its end.
 
-    Each is told thrice: as it was, simulated as it was, and simulated otherwise. None: it never did.
+    Each has three: as it was, simulated as it was, and simulated otherwise. None: it never did.
     """
 
     job: str
@@ -922,7 +922,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody changed something, or was refused to.
+    """A person or a token changed something, or was refused to.
 
     `why` is the reason of a refusal, `reason` what the actor says. `missed` counts refusals of the
     actor before this one that have no line.

@@ -153,7 +153,7 @@ class Replays:
         return json_response(replay.row(), 201)
 
     async def show(self, request: web.Request) -> web.StreamResponse:
-        """Answer a replay with its outcome, at once or when it is not as in version `seen` any more.
+        """Answer a replay with its outcome, at once or when it is later than version `seen`.
 
         Raises:
             ApiError: There is no such replay (404), a query parameter is wrong (400), or the caller
