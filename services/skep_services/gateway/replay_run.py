@@ -4,14 +4,13 @@
                 ◀── lines of JSON: how far it is, then its outcome or why there is none
 
 It reads the allocator's log from the bus beside the gateway. It ends when its standard input does,
-so it never outlives the gateway, and when it needs more memory or processor time than it may have.
+so it never outlives the gateway. The gateway bounds its memory and its processor time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from skep.units import GIB, MIB, Duration, Instant, in_seconds
+from skep.units import MIB, Duration, Instant, in_seconds
 from skep.wire import subjects
 from skep.wire.reasons import Reason
 from skep_lab.live_log.live_run import Lived, NothingError, lived
@@ -38,17 +37,12 @@ from skep_services.ports import CorruptLogError, Delivery, MissingStreamError, R
 from skep_services.replaying import each_record, measures
 from skep_services.service import settings as service_settings
 
-MEMORY_BYTES_MAX = 4 * GIB
-"""What it may take of a machine that has the gateway, too."""
 LOG_BYTES_MAX = 512 * MIB
 """The whole log is held in memory while it is read."""
-CPU_S_MAX = 900
-"""Behind the wall clock of the gateway, which ends it earlier on a machine that is not busy."""
 JOBS_MAX = 20_000
 """Of one span: two simulations of these take minutes."""
 JOBS_SHOWN = 500
 """Jobs in the outcome, those with the largest difference first."""
-NICE = 19
 LATER_S = 0.001
 TOLD_EVERY = 0.01
 """A part of a phase: further progress is told after it."""
@@ -62,9 +56,6 @@ class _NotPossibleError(Exception):
 
 def main() -> int:
     """Do what standard input asks for, and tell on standard output."""
-    os.nice(NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
     asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
@@ -72,7 +63,7 @@ def main() -> int:
     except _NotPossibleError as error:
         _say(Failed(reason=error.reason, text=str(error)))
     except MemoryError:
-        text = f"it needs more than {MEMORY_BYTES_MAX // GIB} GiB of memory: ask for a shorter span"
+        text = "it needs more memory than it may have: ask for a shorter span"
         _say(Failed(reason=Reason.REPLAY_TOO_LARGE, text=text))
     return 0
 
@@ -114,7 +105,7 @@ def _replay(asked: Asked) -> dict[str, Any]:
     try:
         live = lived(each_record(messages, "allocator"), window)
     except NothingError as error:
-        raise _NotPossibleError(Reason.NOTHING_TO_REPLAY, f"in that span {error}") from None
+        raise _NotPossibleError(Reason.NOTHING_TO_REPLAY, f"in that span: {error}") from None
     except CorruptLogError as error:
         raise _NotPossibleError(Reason.REPLAY_FAILED, f"the log is damaged: {error}") from None
     messages.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import sys
 import time
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from msgspec import Meta
 
 from skep.access.rights import Action
 from skep.policy.registry import NoPolicy, make
-from skep.units import MIB, NS_PER_SECOND, Instant
+from skep.units import GIB, MIB, NS_PER_SECOND, Instant
 from skep.wire.bounds import Short
 from skep.wire.reasons import Reason
 from skep_services.gateway.api import ApiError, caller_of, forbidden, json_response, number
@@ -40,6 +41,9 @@ KEPT = 20
 """Replays at hand: an outcome has 200 KB at most."""
 TIME_S_MAX = 600
 """How long one may run: then it is ended."""
+LIMITS = {resource.RLIMIT_AS: 4 * GIB, resource.RLIMIT_CPU: 900}
+"""Bytes of memory, and seconds of processor time: more than the time above, for two threads."""
+NICE = 19
 SPAN_S_MAX = 31 * 86_400
 VCS_MAX = 100
 LINE_BYTES_MAX = 16 * MIB
@@ -130,9 +134,12 @@ class Replays:
         _operators(request)
         body = await read(request, ReplayBody)
         self._check(body)
-        if self._running is not None:
-            text = f"{self._running[0].replay} runs: wait for its end, or cancel it"
-            raise ApiError(409, Reason.REPLAY_RUNS, text)
+        while self._running is not None:
+            running, task = self._running
+            if running.state == RUNNING:
+                text = f"{running.replay} runs: wait for its end, or cancel it"
+                raise ApiError(409, Reason.REPLAY_RUNS, text)
+            await asyncio.wait([task])  # It is over, and its process is about to end.
         self._begun += 1
         replay = Replay(
             replay=f"r{self._begun}",
@@ -174,7 +181,7 @@ class Replays:
                 (403).
         """
         replay = self._find(request)
-        if self._running is None or self._running[0] is not replay:
+        if self._running is None or replay.state != RUNNING:
             text = f"{replay.replay} is over already: {replay.state}"
             raise ApiError(409, Reason.ALREADY_ENDED, text)
         self._running[1].cancel()
@@ -250,6 +257,7 @@ class Replays:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
+            _bound(process.pid)
             process.stdin.write(msgspec.json.encode(asked) + b"\n")
             async for line in process.stdout:
                 self._take(replay, msgspec.json.decode(line, type=Said))
@@ -280,6 +288,14 @@ class Replays:
     def _changed(self, replay: Replay) -> None:
         replay.version += 1
         self._watch.wake((replay.replay,))
+
+
+def _bound(pid: int) -> None:
+    """Bound a process that has just begun, unless it has ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, NICE)
+        for limit, most in LIMITS.items():
+            resource.prlimit(pid, limit, (most, most))
 
 
 def _operators(request: web.Request) -> None:
