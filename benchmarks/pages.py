@@ -247,7 +247,7 @@ async def _with_gateway(
     while int(await child.stdout.readline()) < count:
         pass
     first = await _first(port)
-    feeding = asyncio.create_task(_go_on(child.stdin, feed, given.facts))
+    feeding = asyncio.create_task(go_on(child.stdin, feed, given.facts))
     say("without pages ...")
     await asyncio.sleep(2.0)
     without = await _cores(child.pid, given.seconds / 2)
@@ -298,7 +298,7 @@ async def _first(port: int) -> dict[str, Any]:
     return {"first_bytes": sizes, "first_ms": times}
 
 
-async def _go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
+async def go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
     """Have so many facts a second happen, and rates once a second."""
     turn_s = FACTS_OF_A_TURN / facts
     at = rates_at = time.monotonic()
