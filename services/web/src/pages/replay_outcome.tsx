@@ -128,7 +128,7 @@ const COLUMNS: Column<Job>[] = [
 
 function Ends({ row }: { row: Job }) {
   const by = difference(row);
-  if (Math.abs(by) < 0.001) return <span class="dim">the same</span>;
+  if (Math.abs(by) < 0.05) return <span class="dim">the same</span>;
   return <span class={by < 0 ? "better" : "worse"}>{time(Math.abs(by))} {by < 0 ? "earlier" : "later"}</span>;
 }
 
