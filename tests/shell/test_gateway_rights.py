@@ -118,6 +118,7 @@ async def test_each_role_may_what_the_table_says(
             kind="node",
             name="node-1",
             digest="0" * 64,
+            replay="r1",
         )
         body = BODIES.get((method, route))
         if ruling.allowed and method != "GET":

@@ -85,7 +85,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "searches": {
         "search": (
             "search",
-            "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
+            "submit | list | show | cancel | ask | tell | plot | demote | promote: trials as one",
         )
     },
     "people": {

@@ -12,6 +12,7 @@ import msgspec
 
 from skep.wire.links import Link
 from skep.wire.notices import MessageShown, TargetShown
+from skep_services.gateway.ledger import Tried
 from skep_services.gateway.rows import (
     Asked,
     Attempt,
@@ -426,6 +427,44 @@ class GpuList(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuRow]
 
 
+class StageTold(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a learned model has come in a VC, and the figures that it rests on."""
+
+    stage: str
+    since: int
+    why: str
+    decisions: int
+    agreed_milli: int
+    pairs: int
+    gain_milli: int
+    low_milli: int
+    high_milli: int
+    text: str
+
+
+class ExploredTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was drawn last where other choices are tried, and what of the day's budget is spent."""
+
+    choice: int
+    chance: int
+    day: int
+    spent: int
+
+
+class FollowingTold(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a VC is planned by its learned model or by its rule, since when, and why."""
+
+    vc: str
+    follows: bool
+    model: str
+    rule: str
+    why: str
+    text: str
+    since: int
+    stage: StageTold | None = None
+    explored: ExploredTold | None = None
+
+
 class VcRow(msgspec.Struct, frozen=True, kw_only=True):
     """A virtual cluster: the GPUs of its cells, and what its jobs use."""
 
@@ -441,7 +480,7 @@ class VcRow(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     suspended: int
     queued: int
-    following: Any = None
+    following: FollowingTold | None = None
     templates: dict[str, Any] = {}
 
 
@@ -602,29 +641,201 @@ class PromiseList(msgspec.Struct, frozen=True, kw_only=True):
     totals: dict[str, dict[str, int]]
 
 
-class Trials(msgspec.Struct, frozen=True, kw_only=True):
-    """What was tried of running jobs, and how it was judged."""
+class KindTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """How many trials of a kind came to what, and the mean gain of those that were kept."""
 
-    trials: list[dict[str, Any]]
+    kind: str
+    open: int
+    kept: int
+    undone: int
+    void: int
+    kept_gain_milli: int | None
+
+
+class ProbesTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What probes took of the GPU time of a VC in the last day, and what they may take.
+
+    `why`: no further one would fit.
+    """
+
+    vc: str
+    probes: int
+    used_s: int
+    most_s: int
+    why: str | None
+
+
+class Trials(msgspec.Struct, frozen=True, kw_only=True):
+    """What was tried of running jobs, and how it was judged. `texts`: what its codes mean."""
+
+    trials: list[Tried]
     total: int
-    totals: Any
+    totals: list[KindTotals]
     forgotten: int
-    following: Any
-    probes: Any
+    following: list[FollowingTold]
+    probes: list[ProbesTold]
+    texts: dict[str, str] = {}
+
+
+class EstimatesHeld(msgspec.Struct, frozen=True, kw_only=True):
+    """How often estimates held that rest on the same: eight of ten should.
+
+    `ranks` counts outcomes by the tenth of their estimate in which they fell.
+    """
+
+    vc: str
+    family: str | None
+    what: str
+    outcomes: int
+    held: int
+    covered: float | None
+    error: float
+    widened: float
+    ranks: list[int]
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """How often estimates held."""
 
-    estimates: list[dict[str, Any]]
+    estimates: list[EstimatesHeld]
     left_out: int
+
+
+class MeasuredAt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mini-batch took at a place, as quantiles over jobs."""
+
+    gpus: int
+    nodes: int
+    batch: int
+    shared: bool
+    p10_ns: int
+    p50_ns: int
+    p90_ns: int
+    jobs: int
+    samples: int
+    spread_milli: int
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A family of jobs on a type of GPU: what was measured, and what is borrowed from which."""
+
+    model: str
+    gpu_type: str
+    fingerprint: dict[str, Any] | None
+    measured: list[MeasuredAt]
+    borrowed: list[dict[str, Any]]
+    borrowed_from: dict[str, Any] | None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of models."""
 
-    models: list[dict[str, Any]]
+    models: list[ModelRow]
     left_out: int = 0
+
+
+class PolicyTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy: what it does, the paper it is from, and its options with their defaults."""
+
+    policy: str
+    does: str
+    source: str
+    options: dict[str, Any]
+
+
+class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
+    """The policies that a virtual cluster may have."""
+
+    policies: list[PolicyTold]
+
+
+class ReplayGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """How the jobs of a VC fared in a run: means over jobs, in seconds."""
+
+    jobs: int
+    jct_s: float | None
+    queue_s: float | None
+
+
+class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How all jobs fared in a run: means over jobs, in seconds. `allocated` is a part of one."""
+
+    jobs: int
+    ended: int
+    refused: int
+    jct_s: float | None
+    queue_s: float | None
+    makespan_s: float
+    allocated: float
+    preempted: int
+    by_vc: dict[str, ReplayGroup]
+
+
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job: how long it waited, and how long it took from its submission to its end.
+
+    Each has three: as it was, simulated as it was, and simulated otherwise. None: it never did.
+    """
+
+    job: str
+    vc: str
+    gpus: int
+    submitted_at: int
+    waited_s: list[float | None]
+    lasted_s: list[float | None]
+
+
+class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a span was, and what it would have been: compare `simulated` and `changed`.
+
+    How close `simulated` is to `was` says how far the simulation can be believed. `jobs` are those
+    with the largest differences, `moved` all that would have ended at another time.
+    """
+
+    was: ReplayRun
+    simulated: ReplayRun
+    changed: ReplayRun
+    jobs: list[ReplayJob]
+    jobs_total: int
+    moved: int
+    left_out: list[str]
+
+
+class PolicyGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy by its name, with the options that are not the defaults."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay. `part` are thousandths of its `phase`; `version` grows with every change."""
+
+    replay: str
+    state: str
+    phase: str
+    part: int
+    since: int
+    until: int
+    policies: dict[str, PolicyGiven]
+    by: str
+    begun_at: int
+    ended_at: int | None
+    reason: str | None
+    text: str
+    version: int
+
+
+class ReplayDetail(ReplayRow, frozen=True, kw_only=True):
+    """A replay with its outcome, once it is done."""
+
+    outcome: ReplayOutcome | None
+
+
+class ReplayList(msgspec.Struct, frozen=True, kw_only=True):
+    """Replays, the newest first."""
+
+    replays: list[ReplayRow]
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -737,12 +948,33 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     members: list[dict[str, Any]]
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of the audit log."""
+class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A person or a token changed something, or was refused to.
 
-    lines: list[dict[str, Any]]
+    `why` is the reason of a refusal, `reason` what the actor says. `missed` counts refusals of the
+    actor before this one that have no line.
+    """
+
+    at: int
+    actor: str
+    action: str
+    target: str
+    outcome: str
+    vc: str = ""
+    source: str = ""
+    token: str = ""
+    reason: str = ""
+    why: str | None = None
+    missed: int = 0
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of the audit log. `texts`: what the codes of refusals mean."""
+
+    lines: list[AuditLine]
     left_out: int
-    older: Any
+    older: int
+    texts: dict[str, str] = {}
 
 
 class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):

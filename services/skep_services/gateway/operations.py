@@ -40,6 +40,7 @@ from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody
 from skep_services.gateway.notices import TestBody
 from skep_services.gateway.promises import NEWEST, OUTCOMES
+from skep_services.gateway.replays import ReplayBody
 from skep_services.gateway.requeue import Requeue
 from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
@@ -121,6 +122,7 @@ PATH: dict[str, Schema] = {
     "name": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
     "scope": one_of("vc", "person"),
     "owner": NAME,
+    "replay": {"type": "string", "pattern": "^r[1-9][0-9]{0,8}$"},
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "node": NAME,
     "key": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
@@ -138,6 +140,7 @@ PATH_TEXTS = {
     "scope": "Whose secret it is: a virtual cluster's or a person's.",
     "owner": "The virtual cluster or the person.",
     "do": "What is done.",
+    "replay": "The id of a replay (`r2`).",
     "digest": "The SHA-256 of a snapshot's list.",
     "node": "A node.",
     "key": "What an environment is known by.",
@@ -630,6 +633,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         VC,
         errors=(400,),
     ),
+    ("GET", "/v1/policies"): get(
+        "cluster", "List the policies that a virtual cluster may have.", answers.PolicyList
+    ),
     ("GET", "/v1/limits"): get("cluster", "Say which limits are near.", answers.Near),
     ("GET", "/v1/health"): get(
         "cluster", "Say whether every process is well.", answers.Health, open=True
@@ -649,6 +655,33 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers.CellsPlan,
         VcsBody,
         example=VCS_EXAMPLE,
+    ),
+    ("GET", "/v1/replays"): get(
+        "operators", "List the replays that the gateway keeps.", answers.ReplayList
+    ),
+    ("POST", "/v1/replays"): post(
+        "operators",
+        "Simulate what a past span would have been under other policies.",
+        answers.ReplayRow,
+        ReplayBody,
+        status=201,
+        example={
+            "since": 1_796_025_600_000_000_000,
+            "until": 1_796_032_800_000_000_000,
+            "policies": {"nlp": {"name": "srtf"}},
+        },
+        errors=(404, 408),
+    ),
+    ("GET", "/v1/replays/{replay}"): get(
+        "operators",
+        "Show a replay with its outcome, at once or when it has changed.",
+        answers.ReplayDetail,
+        Parameter("seen", COUNT, "Wait while it is as in this version."),
+        WAIT,
+        errors=(400, 404),
+    ),
+    ("DELETE", "/v1/replays/{replay}"): Operation(
+        tag="operators", text="End a replay that runs.", answer=answers.ReplayRow, errors=(404, 409)
     ),
     ("POST", "/v1/admin/vcs"): post(
         "operators",

@@ -41,6 +41,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/calibration"): Action.SEE_REPORTS,
     ("GET", "/v1/models"): Action.SEE_REPORTS,
     ("GET", "/v1/models/{model}"): Action.SEE_REPORTS,
+    ("GET", "/v1/policies"): Action.SEE_CLUSTER,
     ("GET", "/v1/promises"): Action.SEE_REPORTS,
     ("GET", "/v1/trials"): Action.SEE_REPORTS,
     ("GET", "/v1/vcs"): Action.SEE_REPORTS,
@@ -55,6 +56,11 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/cells.svg"): Action.SEE_CLUSTER,
     ("POST", "/v1/cells/plan"): Action.SET_VCS,
     ("POST", "/v1/admin/vcs"): Action.SET_VCS,
+    # It tells what all tenants' jobs were, and is a question about other virtual clusters.
+    ("GET", "/v1/replays"): Action.SET_VCS,
+    ("POST", "/v1/replays"): Action.SET_VCS,
+    ("GET", "/v1/replays/{replay}"): Action.SET_VCS,
+    ("DELETE", "/v1/replays/{replay}"): Action.SET_VCS,
     ("POST", "/v1/admin/drain"): Action.MANAGE_NODES,
     ("POST", "/v1/admin/quarantine"): Action.MANAGE_NODES,
     # What is one's own, every person may see and change; of others the handlers rule.

@@ -19,6 +19,7 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
+from skep_services.gateway import policies
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.caches import Caches
@@ -42,6 +43,7 @@ from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.replays import Replays
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
@@ -323,6 +325,8 @@ class Gateway:
             client_max_size=BODY_BYTES_MAX,
         )
         application.on_shutdown.append(terminals.close)
+        replays = Replays(indexer, watch, clock)
+        application.on_shutdown.append(replays.close)
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)
         metrics.add(PromiseCounts(indexer.fold))
         metrics.add(OutcomeCounts(self.models.calibration))
@@ -339,6 +343,8 @@ class Gateway:
                 *blames.routes(),
                 *Reports(indexer, clock).routes(),
                 *Promises(indexer).routes(),
+                *policies.routes(),
+                *replays.routes(),
                 *limits.routes(),
                 *StateViews(feed, limits, indexer.fold, clock).routes(),
                 *self.people.routes(),

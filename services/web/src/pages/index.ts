@@ -3,10 +3,16 @@
 import type { ComponentType } from "preact";
 
 import { may } from "../session";
+import { AuditPage } from "./audit";
 import { ClusterPage } from "./cluster";
 import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
+import { LedgerPage } from "./ledger";
 import { OverviewPage } from "./overview";
+import { PoliciesPage } from "./policies";
+import { ReplayPage } from "./replay";
+import { SearchPage } from "./search";
+import { SearchesPage } from "./searches";
 
 export interface PageOf {
   name: string;
@@ -44,4 +50,10 @@ export const pages: PageOf[] = [
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
+  page("Searches", "/searches", SearchesPage),
+  detail("Search", "/searches", SearchPage),
+  page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
+  page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
+  page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
+  page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
 ];

@@ -16,6 +16,10 @@ export interface Series {
   told?: (value: number) => string;
   dashed?: boolean;
   filled?: boolean;
+  /** Draw on where other curves have points and this one has none. */
+  joined?: boolean;
+  /** One of many: drawn thin, and pale. */
+  faint?: boolean;
 }
 
 /** Something that happened at one place of the axis: a decision, a move, a pack. */
@@ -34,6 +38,8 @@ interface Props {
   marks?: Mark[];
   height?: number;
   least?: number;
+  /** Without it, curves are not named below: there are too many. */
+  unnamed?: boolean;
 }
 
 /** A chart. Its label says in words what it shows, as screen readers cannot see curves. */
@@ -92,10 +98,10 @@ function options(
       props.times ? { value: "{YYYY}-{MM}-{DD} {HH}:{mm}" } : { label: "mini-batch" },
       ...props.series.map((one): uPlot.Series => ({
         label: one.name,
-        stroke: colour(one.colour),
-        width: 1.5,
+        stroke: one.faint ? `${colour(one.colour)}77` : colour(one.colour),
+        width: one.faint ? 1 : one.joined ? 2.5 : 1.5,
         points: { show: one.values.length < 3 },
-        spanGaps: false,
+        spanGaps: one.joined ?? false,
         ...(one.dashed && { dash: [4, 4] }),
         ...(one.filled && { fill: `${colour(one.colour)}33` }),
         value: (_, value) =>
@@ -103,6 +109,7 @@ function options(
       })),
     ],
     cursor: { y: false },
+    legend: { show: !props.unnamed },
     hooks: { draw: [(plot) => drawMarks(plot, marks.current ?? [])] },
   };
 }
