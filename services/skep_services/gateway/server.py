@@ -41,6 +41,7 @@ from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.rates import Rates
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
@@ -332,6 +333,7 @@ class Gateway:
                 *Caches(self._bus, indexer.fold).routes(),
                 *Volumes(indexer).routes(),
                 *Links(indexer, jobs, logs).routes(),
+                *Rates(indexer, jobs).routes(),
                 *OpenApi().routes(),
                 *Site().routes(),
             ]
