@@ -12,6 +12,7 @@ import msgspec
 
 from skep.wire.links import Link
 from skep.wire.notices import MessageShown, TargetShown
+from skep_services.gateway.ledger import Tried
 from skep_services.gateway.rows import (
     Asked,
     Attempt,
@@ -181,7 +182,7 @@ class JobDetail(Row, kw_only=True, gc=True):
     released: bool = False
     changing: Changing | None = None
     asks: tuple[Asked, ...] = ()
-    trials: Any = None
+    trials: list[Tried] | None = None
     pledged: Pledged | None = None
     building: tuple[NodeBuilds, ...] = ()
 
@@ -280,7 +281,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reasons: list[ReasonTold]
     would_change: list[str]
-    trials: Any = None
+    trials: list[Tried] | None = None
     what_if: WhatIf | None = None
 
 
