@@ -7,6 +7,7 @@ import { ClusterPage } from "./cluster";
 import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
 import { OverviewPage } from "./overview";
+import { SubmitPage } from "./submit";
 
 export interface PageOf {
   name: string;
@@ -43,5 +44,6 @@ export const pages: PageOf[] = [
   page("Overview", "/", OverviewPage),
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
+  page("Submit", "/submit", SubmitPage, () => may("submit")),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
 ];
