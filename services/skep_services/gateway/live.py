@@ -132,7 +132,9 @@ class Live:
             if job is not None:
                 self.utilisation[rate.job] = rate.utilisation
                 self.rates[rate.job] = rate
-                self.courses.take(rate, rates.at)
+                if job.row.state is not State.SUSPENDED:
+                    # The introspector's window still has mini-batches of before.
+                    self.courses.take(rate, rates.at)
                 if rate.samples:
                     self.steady[rate.job] = rate
                 _rated(job, rate)

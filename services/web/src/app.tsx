@@ -69,7 +69,7 @@ function Side() {
   const shown = pages.find((page) => page.matches(path.value))?.name;
   return (
     <nav class="side" aria-label="Pages">
-      <a class="brand" href="/"><img src="/skep.svg" alt="" /><span>Skep</span></a>
+      <a class="brand" href="/" aria-label="Skep"><img src="/skep.svg" alt="" /><span>Skep</span></a>
       <button
         type="button" class="menu" aria-expanded={menuOpen.value} aria-controls="pages"
         onClick={() => (menuOpen.value = !menuOpen.value)}

@@ -82,6 +82,7 @@ const tabsOf = (row: Job): [string, string][] => {
 
 function Shown({ detail, row }: { detail: Detail; row: Job }) {
   const [ask, setAsk] = useState<Ask | null>(null);
+  const [taken, setTaken] = useState<unknown>(null);
   const tabs = tabsOf(row);
   const asked = query.value.get("tab") ?? "";
   const tab = tabs.some(([one]) => one === asked) ? asked : "";
@@ -98,13 +99,14 @@ function Shown({ detail, row }: { detail: Detail; row: Job }) {
           </span>
         )}
         <span class="more" role="group" aria-label="Actions">
-          <ActionButtons asks={asksFor([row])} onAsk={setAsk} />
+          <ActionButtons asks={asksFor([row]).filter((one) => able(one, detail))} onAsk={setAsk} />
           {spec && !row.search && may("submit", row.vc) && (
             <a class="button" href={`/submit?from=${encodeURIComponent(row.job)}`}>Edit and submit</a>
           )}
         </span>
       </div>
       <Tabs tabs={tabs} chosen={tab} to={(one) => (one ? `${href}?tab=${one}` : href)} />
+      <CameTo taken={taken} job={row.job} />
       {tab === "" && <Summary detail={detail} row={row} />}
       {tab === "why" && <Why row={row} spec={spec} />}
       {tab === "curves" && <Curves row={row} />}
@@ -115,8 +117,35 @@ function Shown({ detail, row }: { detail: Detail; row: Job }) {
       {tab === "terminal" && <TerminalTab row={row} />}
       {tab === "trace" && <Trace row={row} />}
       {tab === "spec" && <SpecTab detail={detail} />}
-      {ask && <AskDialog ask={ask} onClose={() => setAsk(null)} />}
+      {ask && <AskDialog ask={ask} onClose={() => setAsk(null)} onDone={([told]) => setTaken(told)} />}
     </>
+  );
+}
+
+const ABILITIES = ["checkpoint", "migrate", "resize"];
+
+/** Return whether a job can do what would be asked; what it can is known once it trains. */
+const able = (ask: Ask, detail: Detail): boolean =>
+  !detail.tier || !ABILITIES.includes(ask.verb) || (detail.can ?? []).includes(ask.verb);
+
+/** What a request came to: the gateway answers once the change is done, or was not made. */
+function CameTo({ taken, job }: { taken: unknown; job: string }) {
+  const number = (taken as Partial<Schemas["ChangeTaken"]> | null)?.number;
+  const { value } = useAsked(async () => {
+    if (number === undefined) return null;
+    const params = { path: { job }, query: { wait: "asked" as const, number, timeout_s: 60 } };
+    const detail = await answered(api.GET("/v1/jobs/{job}", { params }));
+    return detail.asks?.find((one) => one.number === number) ?? null;
+  }, [job, number]);
+  if (number === undefined) return null;
+  const own = value?.number === number ? value : null;
+  const verb = (taken as Partial<Schemas["ChangeTaken"]>).ask ?? "the change";
+  const done = own?.result === "done";
+  return (
+    <p class={own && !done ? "problem" : "notice"} role="status">
+      {own?.result ? `${verb}: ${own.result}${done ? "" : `. ${[own.why, own.detail].filter(Boolean).join(": ")}`}`
+        : `${verb}: asked for, and under way …`}
+    </p>
   );
 }
 
@@ -142,7 +171,7 @@ function Summary({ detail, row }: { detail: Detail; row: Job }) {
       <Trials trials={detail.trials ?? []} job={row.job} />
       <p class="commands">
         <Command line={`skep show ${row.job}`} />{" "}
-        <Command line={`skep logs -f ${row.job}`} />
+        {may("read-logs", row.vc, row.owner) && <Command line={`skep logs -f ${row.job}`} />}
       </p>
     </>
   );

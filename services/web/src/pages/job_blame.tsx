@@ -5,17 +5,11 @@ import { useAsked } from "../asking";
 import { clock, length, NS, percent } from "../format";
 import { Bar, Card, Command, Empty, Problem } from "../parts/basics";
 import type { Job } from "../rows";
+import { KINDS, Legend } from "./job_timeline";
 
 type Party = Schemas["BlamedParty"];
 
 const SPANS_SHOWN = 200;
-/** How a stretch is drawn, by its cause; all others are waiting. */
-const KINDS: Record<string, string> = {
-  running: "run", "slowed-by-packing": "run slow", "slowed-by-placement": "run slow",
-  "slowed-by-size": "run slow", "slowed-by-node": "run slow", starting: "begin", changing: "begin",
-  stopping: "begin", suspended: "still", preempted: "bad", "work-lost": "bad",
-};
-
 /** The shares, the largest first, and the stretches. */
 export function Blame({ row }: { row: Job }) {
   const { job } = row;
@@ -106,11 +100,7 @@ function Stretches({ value }: { value: Schemas["Blame"] }) {
             />
           ))}
         </div>
-        <p class="legend dim">
-          <span><i class="wait" />waits</span><span><i class="begin" />starts or changes</span>
-          <span><i class="run" />trains</span><span><i class="run slow" />trains slower</span>
-          <span><i class="still" />suspended</span><span><i class="bad" />preempted or lost</span>
-        </p>
+        <Legend kinds={[...new Set(value.spans.map((one) => KINDS[one.cause] ?? "wait"))]} />
         <details>
           <summary>As a table</summary>
           <div class="wide">

@@ -15,6 +15,8 @@ const AGAIN_MS = 10_000;
 /** A stretch without a rate that is longer than some windows is a gap, as while it is suspended. */
 const GAPS = 4;
 const SINCE_MAX = 60;
+/** A job begins to make mini-batches within this time, or has much to load. */
+const EARLIER_NS = 600 * NS;
 
 /** The rates, and one chart for each value that the job reports. */
 export function Curves({ row }: { row: Job }) {
@@ -45,6 +47,10 @@ function columns(course: Schemas["RateCourse"], since: [number, Job][]): Columns
   };
   const spaces = course.at.slice(1).map((at, place) => at - (course.at[place] ?? at));
   const usual = spaces.toSorted((a, b) => a - b)[Math.floor(spaces.length / 2)] ?? NS;
+  // What it was placed by is shown too if it was shortly before the first rate.
+  const [start, end] = [course.at[0] ?? 0, course.at.at(-1) ?? 0];
+  const placed = course.marks.findLast((one) => one.at < start)?.at;
+  if (placed !== undefined && start - placed < (end - start) / 4) add(placed, [null, null, null]);
   course.at.forEach((at, place) => {
     const before = course.at[place - 1];
     if (before !== undefined && at - before > GAPS * usual) add(before + usual, [null, null, null]);
@@ -88,6 +94,7 @@ function Course({ row, steps }: { row: Job; steps: number }) {
     );
   }
   const shown = columns(value, since);
+  const start = value.at[0] ?? 0;
   const marks: Mark[] = value.marks.map((one, place) => ({
     at: one.at / NS, text: String(place + 1), colour: colourOf(one),
   }));
@@ -104,10 +111,16 @@ function Course({ row, steps }: { row: Job; steps: number }) {
           along={shown.at} times marks={marks}
           series={[{ name: "mini-batches/s", colour: "good", filled: true, values: shown.rate }]}
         />
+        {row.started_at && start - row.started_at > EARLIER_NS && (
+          <p class="inside dim">
+            The gateway keeps rates from {clock(start)} on: it has been started, or has kept those of
+            other jobs, since this one began.
+          </p>
+        )}
         <Marks marks={value.marks} />
       </Card>
       {(used || held) && (
-        <div class="columns">
+        <div class={used && held ? "columns" : ""}>
           {used && (
             <Card title="GPUs in use">
               <Chart

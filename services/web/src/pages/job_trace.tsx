@@ -48,7 +48,7 @@ export function Trace({ row }: { row: Job }) {
         </div>
         <div class="wide" tabIndex={0} role="region" aria-label="Spans">
           <table class="plain waterfall">
-            <thead><tr><th>Service</th><th>Span</th><th class="right">After</th><th class="right">Took</th><th class="when">When</th></tr></thead>
+            <thead><tr><th>Span</th><th class="right">After</th><th class="right">Took</th><th class="when">When</th></tr></thead>
             <tbody>
               {shown.map((one) => <Row key={one.span_id} span={one} from={from} place={place} />)}
             </tbody>
@@ -61,16 +61,15 @@ export function Trace({ row }: { row: Job }) {
 }
 
 function Row({ span, from, place }: { span: Span; from: number; place: (at: number) => number }) {
-  const begin = place(span.start_ns);
+  const begin = Math.min(99.4, place(span.start_ns));
   const width = Math.max(0.4, place(span.end_ns) - begin);
   const colour = SERVICES.indexOf(span.service);
   const told = Object.entries(span.attributes).map(([name, one]) => `${name}=${String(one)}`).join(" ");
   return (
     <tr>
-      <td>{span.service}</td>
-      <td title={told}>{span.name.replace(`${span.service} `, "")}</td>
+      <td title={told}><span class="dim">{span.service}</span> {span.name.replace(`${span.service} `, "")}</td>
       <td class="right">{length(span.start_ns - from)}</td>
-      <td class="right">{length(span.end_ns - span.start_ns)}</td>
+      <td class="right">{took(span.end_ns - span.start_ns)}</td>
       <td class="when">
         <span class="bar" aria-hidden="true">
           <i class={`span-${colour < 0 ? "other" : colour}`} style={{ marginLeft: `${begin}%`, width: `${Math.min(width, 100 - begin)}%` }} />
@@ -79,6 +78,9 @@ function Row({ span, from, place }: { span: Span; from: number; place: (at: numb
     </tr>
   );
 }
+
+/** Work of a service is often less than a millisecond. */
+const took = (ns: number): string => (ns < 10e6 ? `${(ns / 1e6).toFixed(2)} ms` : length(ns));
 
 /** Return where instants are along the axis, in percent. */
 function placeOf(from: number, to: number, linear: boolean): (at: number) => number {

@@ -6,6 +6,7 @@ import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { many } from "../format";
 import { Card, Command, Dialog, Empty, Problem } from "../parts/basics";
+import { saved } from "../parts/download";
 import { OutcomeLines, startText, waits } from "../parts/outcome";
 import { shortened, type Spec } from "../parts/spec";
 import { go } from "../router";
@@ -162,7 +163,15 @@ function Instead(props: { row: Job; spec: Spec | null; option: Option; onClose: 
         <Command
           line={isPriority(option) ? `skep set-priority ${job} ${option.value}`
             : `skep submit new.json && skep cancel ${job}`}
-        />
+        />{" "}
+        {!isPriority(option) && (
+          <button
+            type="button" class="quiet"
+            onClick={() => void saved(new Response(JSON.stringify(option.spec, null, 2)), "new.json", () => undefined)}
+          >
+            save new.json
+          </button>
+        )}
       </p>
       <Problem text={problem} />
       <div class="buttons">

@@ -5,6 +5,7 @@
 
 import "@xterm/xterm/css/xterm.css";
 
+import { CanvasAddon } from "@xterm/addon-canvas";
 import { FitAddon } from "@xterm/addon-fit";
 import { Terminal } from "@xterm/xterm";
 
@@ -53,6 +54,8 @@ export function openTerminal(element: HTMLElement, wanted: Wanted): Session {
   const fit = new FitAddon();
   terminal.loadAddon(fit);
   terminal.open(element);
+  // Colours of single characters are drawn: as elements they would need styles in the markup.
+  terminal.loadAddon(new CanvasAddon());
   fit.fit();
   const line = new Line(wanted, terminal);
   const sizes = new ResizeObserver(() => fit.fit());
@@ -191,8 +194,7 @@ function number(value: number): Uint8Array {
 }
 
 /** The document that xterm.js makes its elements with. The policy of the page allows no style
- * that stands in an element, so its style elements become sheets that the page adopts, and style
- * attributes are set as properties. */
+ * that stands in an element, so its style elements become sheets that the page adopts. */
 class Dressed {
   readonly document: Document;
   private readonly sheets: CSSStyleSheet[] = [];
@@ -200,7 +202,9 @@ class Dressed {
   constructor() {
     this.document = new Proxy(document, {
       get: (own, name) => {
-        if (name === "createElement") return (kind: string) => this.made(kind);
+        if (name === "createElement") {
+          return (kind: string) => kind === "style" ? this.sheet() : own.createElement(kind);
+        }
         const value: unknown = Reflect.get(own, name, own);
         return typeof value === "function" ? (value as () => unknown).bind(own) : value;
       },
@@ -210,16 +214,6 @@ class Dressed {
   close(): void {
     document.adoptedStyleSheets = document.adoptedStyleSheets
       .filter((sheet) => !this.sheets.includes(sheet));
-  }
-
-  private made(kind: string): HTMLElement {
-    if (kind === "style") return this.sheet();
-    const element = document.createElement(kind);
-    element.setAttribute = (name, value) => {
-      if (name === "style") element.style.cssText = value;
-      else Element.prototype.setAttribute.call(element, name, value);
-    };
-    return element;
   }
 
   private sheet(): HTMLElement {
