@@ -230,7 +230,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What would become of a job: `start` is `now`, `after`, `later` or `unknown`.
 
     `place` names the first of `nodes` nodes. `awaits` are jobs whose ends come first, `unknown`
-    counts those whose ends nobody knows; with `limits` some ends are those of time limits.
+    counts those whose ends are not known; with `limits` some ends are those of time limits.
     """
 
     start: str

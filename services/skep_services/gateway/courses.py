@@ -1,7 +1,8 @@
 """How fast running jobs went, over time: for the moment only, like the rates themselves.
 
-A job has POINTS_MAX points at most. Once it has so many, two neighbours become one, and each further
-point stands for twice the time: the whole run stays in the picture, coarser the longer it is.
+A job has POINTS_MAX points at most. Once it has so many, two neighbours become one, and each
+further point stands for twice the time: the whole run stays in the picture, coarser the longer it
+is.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ MARKED: Final = frozenset(
         findings.Stalled,
     )
 )
-"""Decisions that change where or with whom a job runs, and changes of its rate that were seen."""
+"""Decisions on where and beside which jobs it runs, and changes of its rate that were seen."""
 
 _EVENT = msgspec.json.Decoder(Event)
 

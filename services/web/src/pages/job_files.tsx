@@ -69,14 +69,14 @@ function Outputs({ row }: { row: Job }) {
       {files.length > 0 && (
         <div class="wide">
           <table class="plain">
-            <thead><tr><th>Path</th><th class="right">Size</th><th>Written</th><th>Node</th><th><span class="hidden">Download</span></th></tr></thead>
+            <thead><tr><th>Path</th><th class="right">Size</th><th class="optional">Written</th><th class="optional">Node</th><th><span class="hidden">Download</span></th></tr></thead>
             <tbody>
               {files.map(({ node, path, size, at }) => (
                 <tr key={node + path}>
-                  <td class="mono">{path}</td>
+                  <td class="mono path">{path}</td>
                   <td class="right">{bytes(size)}</td>
-                  <td><At at={at * NS} /></td>
-                  <td>{node}</td>
+                  <td class="optional"><At at={at * NS} /></td>
+                  <td class="optional">{node}</td>
                   <td class="right">
                     <Get job={job} node={node} path={path} size={size} attempt={attempt} onFailed={setFailed} />
                   </td>

@@ -5,7 +5,9 @@ import { useAsked } from "../asking";
 import { clock, length, many, now } from "../format";
 import { Card } from "../parts/basics";
 
-type Detail = Pick<Schemas["JobDetail"], "job" | "state" | "submitted_at" | "ended_at" | "attempts">;
+type Detail = Pick<
+  Schemas["JobDetail"], "job" | "state" | "submitted_at" | "ended_at" | "attempts" | "tasks"
+>;
 
 interface Piece {
   from: number;
@@ -77,13 +79,16 @@ export function Timeline({ detail }: { detail: Detail }) {
   const attempts = detail.attempts ?? [];
   const params = { path: { job: detail.job } };
   const needs = [detail];
-  const blame = useAsked(() => answered(api.GET("/v1/jobs/{job}/blame", { params })), needs).value;
-  const course = useAsked(() => answered(api.GET("/v1/jobs/{job}/rates", { params })), needs).value;
+  // An array runs as its tasks do: it has no time of its own.
+  const blame = useAsked(async () => detail.tasks ? null
+    : answered(api.GET("/v1/jobs/{job}/blame", { params })), needs).value;
+  const course = useAsked(async () => detail.tasks ? null
+    : answered(api.GET("/v1/jobs/{job}/rates", { params })), needs).value;
   const drawn = blame && !blame.earlier_ns ? blamed(blame, present) : pieces(detail, present);
   const marks = (course?.marks ?? []).filter((one) => DECISIONS.has(one.kind));
   const from = detail.submitted_at ?? present;
   const to = detail.ended_at ?? present;
-  if (!drawn.length) return null;
+  if (!drawn.length || detail.tasks) return null;
   const place = (at: number) => `${Math.min(100, (100 * (at - from)) / Math.max(1, to - from))}%`;
   const told = drawn.map((one) => `${one.text}, ${length(one.to - one.from)}`);
   return (

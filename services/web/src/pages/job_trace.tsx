@@ -48,7 +48,7 @@ export function Trace({ row }: { row: Job }) {
         </div>
         <div class="wide" tabIndex={0} role="region" aria-label="Spans">
           <table class="plain waterfall">
-            <thead><tr><th>Span</th><th class="right">After</th><th class="right">Took</th><th class="when">When</th></tr></thead>
+            <thead><tr><th>Span</th><th class="right optional">After</th><th class="right">Took</th><th class="when">When</th></tr></thead>
             <tbody>
               {shown.map((one) => <Row key={one.span_id} span={one} from={from} place={place} />)}
             </tbody>
@@ -68,7 +68,7 @@ function Row({ span, from, place }: { span: Span; from: number; place: (at: numb
   return (
     <tr>
       <td title={told}><span class="dim">{span.service}</span> {span.name.replace(`${span.service} `, "")}</td>
-      <td class="right">{length(span.start_ns - from)}</td>
+      <td class="right optional">{length(span.start_ns - from)}</td>
       <td class="right">{took(span.end_ns - span.start_ns)}</td>
       <td class="when">
         <span class="bar" aria-hidden="true">

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { answered, api, type Schemas } from "../api";
 import { clock } from "../format";
-import { vcs } from "../live";
+import { standing, vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { saved } from "../parts/download";
 import { OutcomeLines } from "../parts/outcome";
@@ -20,8 +20,13 @@ export function SubmitPage() {
   const [text, setText] = useState("");
   const [old, setOld] = useState<Detail | null>(null);
   const [problem, setProblem] = useState("");
+  // Which virtual clusters there are is known once the state is listed.
+  const listed = standing.value !== "loading";
   useEffect(() => {
-    if (!from) return setText((before) => before || told(first()));
+    if (!from) {
+      if (listed) setText((before) => before || told(first()));
+      return;
+    }
     answered(api.GET("/v1/jobs/{job}", { params: { path: { job: from } } })).then(
       (detail) => {
         setOld(detail);
@@ -32,7 +37,7 @@ export function SubmitPage() {
         setText(told(first()));
       },
     );
-  }, [from]);
+  }, [from, from ? true : listed]);
   const hides = old !== null && !may("see-values", old.vc, old.owner);
   return (
     <>
@@ -43,7 +48,7 @@ export function SubmitPage() {
           The values of its environment are not shown to you, and are empty here: fill them in.
         </p>
       )}
-      {text ? <Form text={text} onText={setText} old={old} /> : <Empty>Loading {from} …</Empty>}
+      {text ? <Form text={text} onDraft={setText} old={old} /> : <Empty>Loading {from} …</Empty>}
     </>
   );
 }
@@ -66,8 +71,8 @@ function parsed(text: string): Spec | string {
   }
 }
 
-function Form(props: { text: string; onText: (text: string) => void; old: Detail | null }) {
-  const { text, onText, old } = props;
+function Form(props: { text: string; onDraft: (text: string) => void; old: Detail | null }) {
+  const { text, onDraft, old } = props;
   const spec = parsed(text);
   const [plan, setPlan] = useState<Schemas["Plan"] | null>(null);
   const [problem, setProblem] = useState("");
@@ -76,7 +81,7 @@ function Form(props: { text: string; onText: (text: string) => void; old: Detail
   const [key, setKey] = useState(() => crypto.randomUUID());
   const waits = old && !old.ended_at && may("cancel", old.vc, old.owner);
   const change = (next: string) => {
-    onText(next);
+    onDraft(next);
     setPlan(null);
     setProblem("");
     // Another spec is another job; the same one sent twice is not.
