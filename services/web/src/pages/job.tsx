@@ -8,7 +8,7 @@ import { useAsked } from "../asking";
 import { count, length, many, now, percent, rate } from "../format";
 import { jobs } from "../live";
 import { ActionButtons, type Ask, AskDialog, asksFor } from "../parts/actions";
-import { At, Card, Command, Empty, Problem, State, Tabs } from "../parts/basics";
+import { At, Card, Command, Empty, Problem, State, Tabs, Wide } from "../parts/basics";
 import type { Detail, Spec } from "../parts/spec";
 import { path, query } from "../router";
 import type { Job } from "../rows";
@@ -181,9 +181,11 @@ function Tiles({ row }: { row: Job }) {
   const { tasks } = row;
   return (
     <div class="tiles">
-      <div class="tile">
-        <b>{row.rate_milli ? rate(row.rate_milli) : "–"}</b><span>mini-batches</span>
-      </div>
+      {!row.ended_at && (
+        <div class="tile">
+          <b>{row.rate_milli ? rate(row.rate_milli) : "–"}</b><span>mini-batches</span>
+        </div>
+      )}
       {tasks
         ? (
           <a class="tile" href={`/jobs?q=${encodeURIComponent(row.job)}&state=all`}>
@@ -304,7 +306,7 @@ function Requests({ asks }: { asks: Schemas["Asked"][] }) {
   if (!asks.length) return null;
   return (
     <Card title="What was asked of it">
-      <div class="wide">
+      <Wide label="Requests">
         <table class="plain">
           <thead><tr><th>What</th><th>Asked</th><th>Result</th><th>Why</th></tr></thead>
           <tbody>
@@ -318,7 +320,7 @@ function Requests({ asks }: { asks: Schemas["Asked"][] }) {
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </Card>
   );
 }

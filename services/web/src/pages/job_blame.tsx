@@ -3,7 +3,7 @@
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { clock, length, NS, percent } from "../format";
-import { Bar, Card, Command, Empty, Problem } from "../parts/basics";
+import { Bar, Card, Command, Empty, Problem, Wide } from "../parts/basics";
 import type { Job } from "../rows";
 import { KINDS, Legend } from "./job_timeline";
 
@@ -41,7 +41,7 @@ const hours = (ns: number): string => (ns / NS / 3600).toPrecision(2);
 function Shares({ value }: { value: Schemas["Blame"] }) {
   const shares = value.shares.toSorted((a, b) => b.ns - a.ns);
   return (
-    <div class="wide">
+    <Wide label="Causes">
       <table class="plain">
         <thead>
           <tr>
@@ -64,7 +64,7 @@ function Shares({ value }: { value: Schemas["Blame"] }) {
           ))}
         </tbody>
       </table>
-    </div>
+    </Wide>
   );
 }
 
@@ -103,7 +103,7 @@ function Stretches({ value }: { value: Schemas["Blame"] }) {
         <Legend kinds={[...new Set(value.spans.map((one) => KINDS[one.cause] ?? "wait"))]} />
         <details>
           <summary>As a table</summary>
-          <div class="wide">
+          <Wide label="Stretches">
             <table class="plain">
               <thead><tr><th>From</th><th class="right">Time</th><th>Cause</th><th>Behind it</th></tr></thead>
               <tbody>
@@ -120,7 +120,7 @@ function Stretches({ value }: { value: Schemas["Blame"] }) {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
         </details>
       </div>
     </Card>

@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { answered, api, open, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { bytes, NS } from "../format";
-import { At, Card, Command, Empty, Problem } from "../parts/basics";
+import { At, Card, Command, Empty, Problem, Wide } from "../parts/basics";
 import { saved } from "../parts/download";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
@@ -67,7 +67,7 @@ function Outputs({ row }: { row: Job }) {
         </Empty>
       )}
       {files.length > 0 && (
-        <div class="wide">
+        <Wide label="Files">
           <table class="plain">
             <thead><tr><th>Path</th><th class="right">Size</th><th class="optional">Written</th><th class="optional">Node</th><th><span class="hidden">Download</span></th></tr></thead>
             <tbody>
@@ -84,7 +84,7 @@ function Outputs({ row }: { row: Job }) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       )}
     </Card>
   );

@@ -3,7 +3,7 @@
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { clock, length, many, now } from "../format";
-import { Card } from "../parts/basics";
+import { Card, Wide } from "../parts/basics";
 
 type Detail = Pick<
   Schemas["JobDetail"], "job" | "state" | "submitted_at" | "ended_at" | "attempts" | "tasks"
@@ -141,7 +141,7 @@ function Attempts({ attempts, present }: { attempts: Schemas["Attempt"][]; prese
   return (
     <details>
       <summary>{many(attempts.length, "attempt")}</summary>
-      <div class="wide">
+      <Wide label="Attempts">
         <table class="plain">
           <thead>
             <tr>
@@ -164,7 +164,7 @@ function Attempts({ attempts, present }: { attempts: Schemas["Attempt"][]; prese
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </details>
   );
 }

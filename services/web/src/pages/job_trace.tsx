@@ -3,7 +3,7 @@
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { clock, length, many } from "../format";
-import { Card, Command, Empty, Problem } from "../parts/basics";
+import { Card, Command, Empty, Problem, Wide } from "../parts/basics";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
 
@@ -46,14 +46,14 @@ export function Trace({ row }: { row: Job }) {
             Logarithmic time
           </button>
         </div>
-        <div class="wide" tabIndex={0} role="region" aria-label="Spans">
+        <Wide label="Spans">
           <table class="plain waterfall">
             <thead><tr><th>Span</th><th class="right optional">After</th><th class="right">Took</th><th class="when">When</th></tr></thead>
             <tbody>
               {shown.map((one) => <Row key={one.span_id} span={one} from={from} place={place} />)}
             </tbody>
           </table>
-        </div>
+        </Wide>
         {spans.length > shown.length && <p class="dim">{many(spans.length - shown.length, "later span")} are not shown.</p>}
       </div>
     </Card>

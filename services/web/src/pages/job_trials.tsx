@@ -2,7 +2,7 @@
 
 import type { Schemas } from "../api";
 import { rate } from "../format";
-import { At, Card, Command, State } from "../parts/basics";
+import { At, Card, Command, State, Wide } from "../parts/basics";
 
 const gain = (milli: number | null): string =>
   milli === null ? "–" : `${milli >= 0 ? "+" : "−"}${Math.abs(milli / 10).toFixed(1)} %`;
@@ -14,7 +14,7 @@ export function Trials({ trials, job }: { trials: Schemas["Tried"][]; job: strin
   if (!trials.length) return null;
   return (
     <Card title="What was tried with it" aside={<Command line={`skep ledger --job ${job}`} />}>
-      <div class="wide">
+      <Wide label="Trials">
         <table class="plain">
           <thead>
             <tr><th>#</th><th>What</th><th>With</th><th>Begun</th><th>Verdict</th><th>Gain (8 in 10)</th><th>Rate</th><th>Why</th></tr>
@@ -37,7 +37,7 @@ export function Trials({ trials, job }: { trials: Schemas["Tried"][]; job: strin
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </Card>
   );
 }
