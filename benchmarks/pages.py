@@ -1,11 +1,13 @@
 """Open pages: what 200 of them cost the gateway, and how soon each sees a change.
 
-    python -m benchmarks pages [--jobs 10000] [--nodes 1000] [--pages 200] [--facts 100] [--seconds 20]
+    python -m benchmarks pages [--jobs 10000] [--nodes 1000] [--pages 200] [--facts 100]
+                               [--seconds 20]
 
 A gateway runs in a process of its own, on a bus in its memory; it is given the records of a real
-allocator, and the rates of all running jobs once a second. `facts` a second come of jobs that are
-submitted, start and end. Every page reads `/v1/state/changes`; one of them notes when it has the
-row of a fact. `cores` is the processor time of the gateway for a second: with and without pages.
+allocator, and once a second the rates of all running jobs and the heartbeats of all nodes. `facts`
+a second come of jobs that are submitted, start and end. Every page reads `/v1/state/changes`; one
+of them notes when it has the row of a fact. `cores` is the processor time of the gateway for a
+second: with and without pages.
 `frame_ms` is from the instant of a record until its row has come. `first_bytes` is the compressed
 answer of `/v1/state`, and `first_ms` how long it took when nothing was ready, and again at once.
 `within_limit`: all of it half a core at most, and 99 of 100 rows within 500 ms.
@@ -38,6 +40,7 @@ from skep.wire.bearing import RULES
 from skep.wire.facts import Admitted, EpochBegan, JobBound, JobEnded, JobQueued, JobRan
 from skep.wire.findings import JobRate, Rates
 from skep.wire.node import MemberStarted
+from skep.wire.reports import Heartbeat
 from skep.wire.spec import JobSpec, Resources, SizeHint
 from skep_services.adapters.clock import SystemClock
 from skep_services.adapters.memory import MemoryBroker, MemoryBus
@@ -56,7 +59,12 @@ HEAD = struct.Struct("<BHI")
 STORE, SEND = 0, 1
 TABLES = "totals,alerts,vcs,searches"
 """What a page needs to show an overview."""
-STATES = {JobQueued: "queued", JobBound: "bound", JobRan: "running", JobEnded: "succeeded"}
+STATES: dict[Any, str] = {
+    JobQueued: "queued",
+    JobBound: "bound",
+    JobRan: "running",
+    JobEnded: "succeeded",
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +126,7 @@ class Feed(Bench):
             command=("true",),
             resources=Resources(gpus=1),
             labels={"project": f"p{self.rng.randrange(40)}"},
-            size=SizeHint(mini_batches=self.rng.randrange(10_000, 1_000_000)),
+            size=SizeHint(mini_batches=1_000 * self.rng.randrange(10, 1_000)),
         )
         fact = Admitted(
             job=f"j{self.jobs}",
@@ -165,6 +173,13 @@ class Feed(Bench):
         )
         message = Rates(at=Instant(time.time_ns()), jobs=told)
         self.records.append((SEND, subjects.finding("rates"), codec.encode(message)))
+
+    def heartbeats(self) -> None:
+        """Every node lives."""
+        now = Instant(time.time_ns())
+        for node in self.machine.state.nodes:
+            message = Heartbeat(node=node, identity=f"id-{node}", at=now, incarnation=1)
+            self.records.append((SEND, subjects.heartbeat(node), codec.encode(message)))
 
     def taken(self) -> Iterator[bytes]:
         """Yield what is to be sent to the gateway."""
@@ -247,7 +262,7 @@ async def _with_gateway(
     while int(await child.stdout.readline()) < count:
         pass
     first = await _first(port)
-    feeding = asyncio.create_task(_go_on(child.stdin, feed, given.facts))
+    feeding = asyncio.create_task(go_on(child.stdin, feed, given.facts))
     say("without pages ...")
     await asyncio.sleep(2.0)
     without = await _cores(child.pid, given.seconds / 2)
@@ -298,7 +313,7 @@ async def _first(port: int) -> dict[str, Any]:
     return {"first_bytes": sizes, "first_ms": times}
 
 
-async def _go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
+async def go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
     """Have so many facts a second happen, and rates once a second."""
     turn_s = FACTS_OF_A_TURN / facts
     at = rates_at = time.monotonic()
@@ -309,6 +324,7 @@ async def _go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
         if time.monotonic() >= rates_at:
             rates_at += 1.0
             feed.rates()
+            feed.heartbeats()
         pipe.write(b"".join(feed.taken()))
         await pipe.drain()
         at += turn_s
@@ -355,7 +371,8 @@ def gateway() -> None:
 
 
 async def _gateway(folder: Path) -> None:
-    clock, lost = SystemClock(), []
+    clock = SystemClock()
+    lost: list[Exception] = []
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What is logged is no figure.
     broker = MemoryBroker(clock)

@@ -163,7 +163,7 @@ def test_a_node_is_drained_from_the_page(cluster: Embedded, page_as: PageAs) -> 
 
     def drained() -> bool:
         nodes.update({one["node"]: one["state"] for one in cluster.get("/v1/nodes")["nodes"]})
-        return nodes["node-2"] == "drained"
+        return bool(nodes["node-2"] == "drained")
 
     until(drained, "node-2 is drained")
     page.get_by_role("dialog").get_by_role("button", name="Undrain", exact=True).click()

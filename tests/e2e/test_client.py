@@ -68,6 +68,8 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/vcs"): ("vcs",),
     ("GET", "/v1/vcs/{vc}/usage"): ("usage",),
     ("GET", "/v1/report"): ("report",),
+    ("GET", "/v1/state"): ("state",),
+    ("GET", "/v1/history"): ("history",),
     ("GET", "/v1/whoami"): ("whoami",),
     ("GET", "/v1/health"): ("health",),
     ("GET", "/v1/cells"): ("get",),
@@ -91,6 +93,7 @@ WITHOUT = {
     "GET /v1/models/{model}": "`get`: for `skep models`",
     "GET /v1/limits": "`get`: for `skep doctor`",
     "GET /v1/jobs/{job}/links": "`get`: for `skep show`",
+    "GET /v1/state/changes": "for pages, which keep tables; `watch` yields events",
     "GET /v1/volumes": "`get`: for `skep volumes`",
     "GET /v1/caches": "`get`: for `skep cache`",
     "DELETE /v1/caches/{node}/{key}": "for `skep cache rm`",
@@ -164,6 +167,8 @@ def test_every_method_on_a_cluster(client: Client, tmp_path: Path) -> None:
     assert {one.node for one in used.nodes()} == {one.node for one in used.gpus()}
     assert used.get("/v1/cells")
     assert used.report("vc").report
+    assert used.state("jobs", vc="nlp").tables["jobs"].rows
+    assert used.history(1).rows
     assert used.whoami().operator
     assert used.names == ON_CLUSTER
     of_a_session = {("GET", "/v1/jobs/{job}/terminal")}

@@ -50,9 +50,9 @@ async def test_every_path_of_the_application_answers_its_document() -> None:
 async def test_files_are_kept_for_ever_and_what_is_not_there_is_refused() -> None:
     client = await opened(SITE)
     try:
-        for path in sorted(SITE.glob("assets/*")):
-            answer = await client.get(f"/assets/{path.name}")
-            assert await answer.read() == path.read_bytes()
+        for file in sorted(SITE.glob("assets/*")):
+            answer = await client.get(f"/assets/{file.name}")
+            assert await answer.read() == file.read_bytes()
             assert "immutable" in answer.headers["Cache-Control"]
         for path in ("/assets/old.js", "/favicon.ico", "/assets/../site.py", "/robots.txt"):
             assert (await client.get(path)).status == 404, path

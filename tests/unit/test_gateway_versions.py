@@ -62,7 +62,9 @@ CHANGE = st.tuples(
 
 
 @given(st.lists(CHANGE, max_size=60), st.integers(1, 3))
-def test_what_changed_leads_to_what_is_there(changes: list[tuple], kept: int) -> None:
+def test_what_changed_leads_to_what_is_there(
+    changes: list[tuple[str, str, int, str, int]], kept: int
+) -> None:
     tables, before = Versions((TABLE,)), module.GONE_MAX
     module.GONE_MAX = kept
     try:

@@ -110,6 +110,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "vc": ("vcs", "ls | show | usage | tree | check | plan | apply: which VC owns which cells"),
         "template": ("templates", "ls | show: specs in part that jobs of a VC begin from"),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "alerts": ("alerts", "what needs a look, and what to do about it"),
+        "history": ("history", "GPUs, waiting jobs and useful time over the last hours"),
         "volumes": ("volumes", "the folders of the nodes that your jobs may ask for"),
         "policies": (
             "policies",

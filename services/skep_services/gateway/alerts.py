@@ -1,4 +1,4 @@
-"""What somebody should look at: bad GPUs, lost nodes, stalled jobs, promises, limits, cells.
+"""What needs a look: bad GPUs, lost nodes, stalled jobs, promises, limits, cells.
 
 Pure functions of what is in memory. Every alert has a stable code, says in one sentence what is
 wrong, and what to do.

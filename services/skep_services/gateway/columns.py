@@ -1,7 +1,8 @@
 """The tables of `/v1/state`: which there are, and the columns of each. The first one is the key.
 
-Instants are wall-clock nanoseconds, cut to milliseconds; those that are estimated are
-`[p10, p50, p90]`. Null: it has not happened, or is not known.
+Instants are wall-clock nanoseconds, cut to seconds; those that are estimated are
+`[p10, p50, p90]`. Rates and mini-batches of jobs that run have three digits, a utilisation two.
+Null: it has not happened, or is not known.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ JOBS = (
 )
 """`task` is `j7[3]` of a task of array j7; `tasks`, of an array, its tasks by state. `search` is
 the search whose trial it is, `after` the jobs and arrays that it waits for. `utilisation` and
-`progress` are thousandths. `promise` is the answer to its deadline `due`, `standing` is `open`,
-`kept` or `broken`. `changing` is the change under way: `goal`, `why`, `since`. `why` is the code of
-the reason of its state, `text` that in one sentence, `needs` what it is about."""
+`progress` are thousandths, `start` is told until it has started. `promise` is the answer to its
+deadline `due`, `standing` is `open`, `kept` or `broken`. `changing` is the change under way:
+`goal`, `why`, `since`. `why` is the code of the reason of its state, `text` that in one sentence,
+`needs` what it is about."""
 NODES = (
     "node",
     "state",
@@ -128,12 +130,12 @@ SEARCHES = (
 )
 """As in `/v1/searches`. `gpu_ns` is as of the latest fact about the search."""
 TOTALS = ("total", "jobs", "gpus", "waited_p50_s", "waited_p90_s", "started", "useful")
-"""One row, `all`. `jobs` and `gpus` are counts by state. The waits are those of jobs that started in
-the last hour, `started` counts these; `useful` is the part of the GPU time held in the last day in
-which jobs trained and did not lose it (thousandths)."""
+"""One row, `all`. `jobs` and `gpus` are counts by state. The waits are those of jobs that started
+in the last hour, `started` counts these; `useful` is the part of the GPU time held in the last day
+in which jobs trained and did not lose it (thousandths)."""
 ALERTS = ("alert", "code", "severity", "kind", "about", "vc", "since", "text", "todo")
-"""`severity` is `critical`, `warning` or `info`. `kind` says what `about` names: job, node, gpu, vc,
-cell, or limit. `text` says what is wrong in one sentence, `todo` what to do."""
+"""`severity` is `critical`, `warning` or `info`. `kind` says what `about` names: job, node, gpu,
+cell, service, or limit. `text` says what is wrong in one sentence, `todo` what to do."""
 
 TABLES: dict[str, tuple[str, ...]] = {
     "jobs": JOBS,

@@ -1,4 +1,4 @@
-"""`/v1/state` for many readers at once: tables kept while somebody looks, encoded once for all.
+"""`/v1/state` for many readers at once: tables kept while pages are open, encoded once for all.
 
     tick every TICK_S ──> a version ──> readers wake ──> one frame for all that see the same
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import structlog
 
-from skep.units import MIB
+from skep.units import KIB, MIB
 from skep.wire import codec
 from skep_services.gateway.alerts import Alert, Code
 from skep_services.gateway.callers import Only
@@ -39,14 +39,16 @@ log = structlog.get_logger(service="gateway")
 
 TICK_S = 0.2
 """Changes are gathered for so long: a page is drawn no more often."""
+TICK_S_MIN = 0.01
+"""After a tick that was late requests are answered first."""
 ASLEEP_AFTER_S = 60.0
 """How long the tables are kept up after the last reader left: a page that reloads finds them."""
 ALIVE_EVERY_S = 15.0
 """How often a silent stream says something, so that proxies and clients know it lives."""
-LISTED_FRESH = 20
-LISTED_FRESH_S_MAX = 1.0
-"""A part of a listing is made anew for changed rows after twenty times what it took, so that this
-takes a twentieth of the time, but after this many seconds at the latest."""
+LISTED_FRESH_S = 1.0
+LISTED_SMALL = 64 * KIB
+"""A part of a listing is made anew for changed rows once a second at most; one that is smaller than
+this costs a millisecond, and is made for every request."""
 PARTS_MAX = 256
 """Parts of listings at hand, some 200 KB each of a large cluster: the oldest make room."""
 FRAMES_MAX = 64
@@ -129,10 +131,12 @@ class Feed:
         return Cursor(self.epoch, self.tables.versions.version)
 
     async def run(self) -> None:
-        """Keep the tables up while somebody looks, until cancelled."""
+        """Build the tables, then keep them up while pages are open, until cancelled."""
+        self._wanted_at = time.monotonic()
+        self._wanted.set()
         while True:
             await self._wanted.wait()
-            began = time.monotonic()
+            began, worked = time.monotonic(), time.thread_time()
             if not self.readers and began - self._wanted_at > ASLEEP_AFTER_S:
                 self._wanted.clear()
                 continue
@@ -141,9 +145,9 @@ class Feed:
             except Exception:
                 log.exception("the tables of the page were not brought up to date")
             self._look(began)
-            # At most half of the time is spent on this, whatever happens.
-            took_s = time.monotonic() - began
-            await asyncio.sleep(max(TICK_S - took_s, took_s))
+            # At most half of the processor is spent on this, whatever happens.
+            took_s, worked_s = time.monotonic() - began, time.thread_time() - worked
+            await asyncio.sleep(max(TICK_S - took_s, worked_s, TICK_S_MIN))
 
     def close(self) -> None:
         """Let every reader go."""
@@ -292,14 +296,12 @@ class Feed:
         return await asyncio.shield(making)
 
     async def _make(self, table: str, only: Only) -> Part:
-        began = time.monotonic()
         version, rows = self.tables.versions.version, self.tables.versions.listed(table, only)
         columns = codec.encode(TABLES[table])
         raw = b'%b:{"columns":%b,"rows":[%b]}' % (codec.encode(table), columns, b",".join(rows))
         packed = await asyncio.to_thread(_packed, raw)
-        done = time.monotonic()
-        fresh_s = min(LISTED_FRESH * (done - began), LISTED_FRESH_S_MAX)
-        part = Part(raw, packed, version, done + fresh_s)
+        fresh_s = LISTED_FRESH_S if len(raw) > LISTED_SMALL else 0.0
+        part = Part(raw, packed, version, time.monotonic() + fresh_s)
         self._parts.pop((table, only), None)
         self._parts[table, only] = part
         while len(self._parts) > PARTS_MAX:

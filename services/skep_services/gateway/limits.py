@@ -174,7 +174,7 @@ class Limits:
         return [each.text for each in self.nearly() if only in {"", each.counted}]
 
     def nearly(self) -> list[Nearly]:
-        """Return the limits of which somebody uses four fifths or more, or that it met."""
+        """Return the limits of which a caller uses four fifths or more, or that it met."""
         told = []
         for (counted, what), count in sorted(self._open.items()):
             most = MOST[what]

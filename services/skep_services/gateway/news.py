@@ -1,7 +1,7 @@
-"""What may be shown otherwise than before: noted as facts are folded, taken by who shows it.
+"""What may be shown otherwise than before: noted as facts are folded, taken by what shows it.
 
-Noting too much costs a comparison, and noting too little is mended by whoever looks at everything
-now and then. Nothing grows while nobody takes it.
+Noting too much costs a comparison, and noting too little is mended by a look at everything now
+and then. Nothing grows while it is not taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Touched(NamedTuple):
 
 
 class News:
-    """Names of jobs and nodes, until somebody takes them."""
+    """Names of jobs and nodes, until they are taken."""
 
     def __init__(self) -> None:
         """Begin with nothing."""

@@ -173,6 +173,7 @@ class Gateway:
         if self._feed is not None and self._feeding is not None:
             self._feed.close()
             self._feeding.cancel()
+            await asyncio.wait((self._feeding,), timeout=SHUTDOWN_S)
         if self._collecting is not None:
             self._collecting.cancel()
         await self.code.close()

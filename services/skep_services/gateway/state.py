@@ -25,8 +25,8 @@ from skep_services.ports import Clock
 READERS_MAX = 1_000
 """Open streams of changes: each costs a connection, and a write five times a second."""
 LASTS_S = 900.0
-"""A stream ends after this time, and its client goes on with another: who has lost its role by
-then sees nothing more."""
+"""A stream ends after this time, and its client goes on with another: a person that has lost its
+role by then sees nothing more."""
 HOURS = 24
 HOUR = seconds(3600.0)
 POINTS_AN_HOUR = HOUR // STEP

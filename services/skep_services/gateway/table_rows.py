@@ -30,9 +30,8 @@ TEXT_CHARS_MAX = 300
 NODES_SHOWN = 64
 """Nodes named of one gang; `place` has the same."""
 PLACE_CHARS_MAX = 1_000
-MS = 1_000_000
 DIFFERS_PERCENT = 2
-"""Less is not shown of rates and other soft values: nobody reads the difference."""
+"""Less is not shown of rates and other soft values: the difference says nothing."""
 ESTIMATE_DIFFERS: int = seconds(5.0)
 """Nor of an estimate: it moves a little whenever anything is measured."""
 
@@ -51,14 +50,15 @@ class Soft(NamedTuple):
 def soft_of(job: Job, live: Live) -> Soft:
     """Return what of a job changes all the time, as it is now."""
     row = job.row
-    steps, total = row.steps, row.total_steps
-    estimate = row.estimate
+    steps, total, estimate = row.steps, row.total_steps, row.estimate
+    used = live.utilisation.get(row.job) if row.state is State.RUNNING else None
+    waits = estimate is not None and row.state not in PLACED
     return Soft(
-        row.rate_milli,
-        live.utilisation.get(row.job) if row.state is State.RUNNING else None,
-        steps,
+        rounded(row.rate_milli),
+        used if used is None else used // 10 * 10,
+        (rounded(steps) or 0) if row.state not in ENDED else steps,
         min(1000, steps * 1000 // total) if total else None,
-        estimate.start if estimate is not None else None,
+        estimate.start if estimate is not None and waits else None,
         estimate.end if estimate is not None else None,
     )
 
@@ -118,10 +118,10 @@ def job_row(job: Job, soft: Soft, fold: Fold) -> Owned:
         nodes_of(job)[:NODES_SHOWN],
         row.beside,
         row.attempt,
-        _ms(row.submitted_at),
-        _ms(row.bound_at),
-        _ms(row.started_at),
-        _ms(row.ended_at),
+        whole(row.submitted_at),
+        whole(row.bound_at),
+        whole(row.started_at),
+        whole(row.ended_at),
         soft.rate_milli,
         soft.utilisation,
         soft.steps,
@@ -129,13 +129,13 @@ def job_row(job: Job, soft: Soft, fold: Fold) -> Owned:
         soft.progress,
         _times(soft.start),
         _times(soft.end),
-        _ms(pledged.due) if pledged is not None else None,
+        whole(pledged.due) if pledged is not None else None,
         pledged.answer if pledged is not None else "",
         pledged.outcome if pledged is not None else "",
         None
         if changing is None
-        else {"goal": changing.goal, "why": changing.why, "since": _ms(changing.since)},
-        _ms(row.stalled_since),
+        else {"goal": changing.goal, "why": changing.why, "since": whole(changing.since)},
+        whole(row.stalled_since),
         row.why or "",
         sentence(job),
         row.needs,
@@ -181,20 +181,35 @@ def _awaited(name: str, fold: Fold) -> list[str]:
     return list(deferral.awaits) if deferral is not None else []
 
 
-def _ms(at: int | None) -> int | None:
-    """Return an instant cut to milliseconds: digits that nobody reads do not compress."""
-    return None if at is None else at // MS * MS
+def whole(at: int | None) -> int | None:
+    """Return an instant cut to seconds: further digits say nothing, and do not compress."""
+    return None if at is None else at // NS_PER_SECOND * NS_PER_SECOND
 
 
-def _times(times: Times | None) -> tuple[int, int, int] | None:
+def rounded(value: int | None, digits: int = 3) -> int | None:
+    """Return a number of so many digits: for the same reason."""
+    if value is None or value < 10**digits:
+        return value
+    step = int(10 ** (len(str(value)) - digits))
+    return value // step * step
+
+
+def _times(times: Times | None) -> list[int] | None:
     if times is None:
         return None
-    whole = (each // NS_PER_SECOND * NS_PER_SECOND for each in (times.p10, times.p50, times.p90))
-    p10, p50, p90 = whole
-    return p10, p50, p90
+    return [each // NS_PER_SECOND * NS_PER_SECOND for each in (times.p10, times.p50, times.p90)]
 
 
 # --- what jobs come to ---------------------------------------------------------------------------
+
+
+Face = tuple[Any, ...]
+
+
+def face_of(job: Job) -> Face:
+    """Return what of a job shows on its nodes and GPUs."""
+    row = job.row
+    return row.state, row.vc, row.owner, row.class_in_force, row.beside, row.attempt, job.released
 
 
 class Share(NamedTuple):
@@ -274,10 +289,10 @@ class Total(NamedTuple):
             for state, count in counts.items() if covers(only, vc) else ():
                 jobs[state] = jobs.get(state, 0) + count
         hour, day = Tally(), Tally()
-        for whole, tallies in ((hour, self.hour), (day, self.day)):
+        for added, tallies in ((hour, self.hour), (day, self.day)):
             for vc, tally in tallies.items():
                 if covers(only, vc):
-                    whole.add(tally)
+                    added.add(tally)
         p50, p90 = quantile(hour.waits, 50), quantile(hour.waits, 90)
         return codec.encode(["all", jobs, self.gpus, p50, p90, hour.started, useful(day)])
 
@@ -305,7 +320,7 @@ def node_row(
         node.drained,
         joined.cpus,
         joined.memory,
-        _ms(live.heard.get(joined.node)) if away else None,
+        whole(live.heard.get(joined.node)) if away else None,
     ]
     assert len(values) == len(NODES) - 1, values
     jobs = dict.fromkeys(user.job for device in sorted(there) for user in there[device])
@@ -331,8 +346,8 @@ def gpu_rows(node: NodeState, fold: Fold, there: dict[int, list[User]]) -> list[
         vc, owner = (job.row.vc, job.row.owner) if job is not None else ("", "")
         state = job.row.state if job is not None else None
         beside = [one.job for one in others if one is not None]
-        whole = [*head, first.job, vc, owner, state, first.rank, borrowed, beside]
-        rows.append((key, Veiled(vc, codec.encode(whole), codec.encode(bare))))
+        full = [*head, first.job, vc, owner, state, first.rank, borrowed, beside]
+        rows.append((key, Veiled(vc, codec.encode(full), codec.encode(bare))))
     return rows
 
 
@@ -351,5 +366,5 @@ def search_row(told: dict[str, Any], names: tuple[str, ...]) -> Owned:
     """Return the row of a search, of what `/v1/searches` says of it."""
     values = [told[name] for name in names]
     for name in ("began_at", "ended_at"):
-        values[names.index(name)] = _ms(told[name])
+        values[names.index(name)] = whole(told[name])
     return Owned(told["vc"], msgspec.json.encode(values))

@@ -3,7 +3,7 @@
     news of the fold ──> rows of jobs ──> their nodes and GPUs, sums of VCs ──> commit: a version
                   clock ──> alerts, searches, silent nodes, soft values, a slow walk over everything
 
-Nothing is read from outside: who owns this calls `tick`, and says what time it is.
+Nothing is read from outside: the feed calls `tick`, and says what time it is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from skep_services.gateway.live import Live
 from skep_services.gateway.rows import ENDED, Job, State
 from skep_services.gateway.searches import SearchesView, summary
 from skep_services.gateway.table_rows import (
-    MS,
+    Face,
     Share,
     Soft,
     Sums,
     Total,
     differs,
+    face_of,
     gpu_rows,
     job_row,
     node_row,
@@ -41,6 +42,7 @@ from skep_services.gateway.table_rows import (
     soft_of,
     users_of,
     vc_row,
+    whole,
 )
 from skep_services.gateway.versions import Versions
 
@@ -66,6 +68,7 @@ class Known(NamedTuple):
     soft: Soft
     share: Share | None
     nodes: tuple[str, ...]
+    face: Face
 
 
 class Tables:
@@ -103,8 +106,13 @@ class Tables:
             ended: The numbers of the newest ended jobs in the store.
             now: The time.
         """
-        found = [self._fold.find(job_id(sequence)) for sequence in ended]
-        there = [job for job in found if job is not None and job.row.state in ENDED]
+        there = []
+        for number, sequence in enumerate(ended):
+            job = self._fold.find(job_id(sequence))
+            if job is not None and job.row.state in ENDED:
+                there.append(job)
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
         there.sort(key=lambda job: (job.row.ended_at or 0, job.sequence))
         self._fold.news.take()
         await self._do([job.row.job for job in there], list(self._fold.state.nodes), now)
@@ -125,7 +133,7 @@ class Tables:
             await self._walk(now)
         if whole and now - self._slow_at >= SLOW_EVERY:
             self._slow_at = now
-            self._slow(now)
+            await self._slow(now)
         if whole and now - self._soft_at >= SOFT_EVERY:
             self._soft_at = now
             self._soften(now)
@@ -139,11 +147,20 @@ class Tables:
         nodes = [*self._fold.state.nodes, *self.versions.keys("nodes")]
         await self._do(list(dict.fromkeys(jobs)), list(dict.fromkeys(nodes)), now)
 
-    async def _do(self, jobs: list[str], nodes: list[str], now: Instant) -> None:
-        """Build rows anew: of jobs, of their nodes, and of other nodes."""
+    async def _do(
+        self, jobs: list[str], nodes: list[str], now: Instant, *, soft: bool = True
+    ) -> None:
+        """Build rows anew: of jobs, of their nodes, and of other nodes.
+
+        Args:
+            jobs: The jobs.
+            nodes: The other nodes.
+            now: The time.
+            soft: Soft values are shown as they are now.
+        """
         places = dict.fromkeys(nodes)
         for number, name in enumerate(jobs):
-            places |= dict.fromkeys(self._job(name))
+            places |= dict.fromkeys(self._job(name, soft=soft))
             if number % SLICE == SLICE - 1:
                 await asyncio.sleep(0)
         for number, name in enumerate(list(places)):
@@ -151,7 +168,7 @@ class Tables:
             if number % SLICE == SLICE - 1:
                 await asyncio.sleep(0)
 
-    def _job(self, name: str) -> tuple[str, ...]:
+    def _job(self, name: str, *, soft: bool = True) -> tuple[str, ...]:
         """Build the row of a job; return the nodes that may look otherwise by it."""
         fold, known = self._fold, self._jobs.get(name)
         before = known.nodes if known is not None else ()
@@ -159,20 +176,22 @@ class Tables:
         if job is None or job.row.job != name or not self._belongs(job):
             self._leave(name)
             return before
-        soft, share = soft_of(job, self._live), share_of(job, fold)
+        share, face = share_of(job, fold), face_of(job)
+        shown = soft_of(job, self._live) if soft or known is None else known.soft
         nodes = tuple(nodes_of(job))
         placed = fold.state.placed.get(name)
         if placed is not None:
             nodes = tuple(dict.fromkeys((*nodes, *placed.members)))
         self._count(known.share if known is not None else None, share)
-        changed = self.versions.put("jobs", name, job_row(job, soft, fold))
-        self._jobs[name] = Known(soft, share, nodes)
+        self.versions.put("jobs", name, job_row(job, shown, fold))
+        self._jobs[name] = Known(shown, share, nodes, face)
         if job.row.state in ENDED:
             self._note_ended(name)
         else:
             self._ended.pop(name, None)
-        # What others see of it on its GPUs changes with its row.
-        return tuple(dict.fromkeys((*before, *nodes))) if changed or before != nodes else ()
+        if known is not None and (known.nodes, known.face) == (nodes, face):
+            return ()
+        return tuple(dict.fromkeys((*before, *nodes)))
 
     @staticmethod
     def _belongs(job: Job) -> bool:
@@ -232,14 +251,13 @@ class Tables:
         part, self._walk_at = self._walk_at % WALK_PARTS, self._walk_at + 1
         jobs = [*self._fold.active, *self._fold.arrays]
         nodes = list(self._fold.state.nodes)
-        await self._do(jobs[part::WALK_PARTS], nodes[part::WALK_PARTS], now)
+        await self._do(jobs[part::WALK_PARTS], nodes[part::WALK_PARTS], now, soft=False)
 
-    def _slow(self, now: Instant) -> None:
+    async def _slow(self, now: Instant) -> None:
         """Look at what no fact tells: silence, alerts, searches."""
         fold, live = self._fold, self._live
         silent = {name for name in fold.state.nodes if live.silent(name, now)}
-        for name in sorted(silent ^ self._silent):
-            self._node(name, now)
+        await self._do([], sorted(silent ^ self._silent), now)
         self._silent = silent
         self._alert(now)
         if self._searches.position != self._searches_at:
@@ -265,7 +283,7 @@ class Tables:
                 self.versions.drop("alerts", key)
         for key, each in found.items():
             since = each.since if each.since is not None else self._first_seen[key]
-            self.versions.put("alerts", key, each.row(since // MS * MS))
+            self.versions.put("alerts", key, each.row(whole(since) or 0))
 
     def _search(self, now: Instant) -> None:
         listed = self._searches.listed("", "all")

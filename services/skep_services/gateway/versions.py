@@ -1,6 +1,6 @@
 """Rows of tables with the version of their last change: what is there, and what changed since.
 
-    put, drop ──commit──> version 7          since(5) ──> rows of versions 6 and 7, keys that are gone
+    put, drop ──commit──> version 7       since(5) ──> rows of versions 6 and 7, keys that are gone
 
 Pure. A row says itself what of it callers see, by the virtual clusters they see.
 """
@@ -37,7 +37,7 @@ class Open(NamedTuple):
 
 
 class Owned(NamedTuple):
-    """A row of a virtual cluster; of none (an empty text): only who sees all sees it."""
+    """A row of a virtual cluster; of none (an empty text): operators alone see it."""
 
     vc: str
     doc: bytes
@@ -60,7 +60,7 @@ class Veiled(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A row about several virtual clusters: who sees all sees `doc`, who sees any of them `bare`."""
+    """A row about several VCs: operators see `doc`, those that see any of the VCs see `bare`."""
 
     vcs: tuple[str, ...]
     doc: bytes
@@ -237,5 +237,5 @@ class Versions:
 
 
 def _seen_by(row: Shows) -> tuple[type, object]:
-    """Return what decides who sees a row."""
+    """Return what decides which callers see a row."""
     return type(row), getattr(row, "vc", getattr(row, "vcs", ""))
