@@ -18,7 +18,7 @@ from tests.support.embedded import DIRECT, Embedded
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
 CURVE = Path(__file__).parents[1] / "e2e/jobs/curve.py"
 PAINTED = r"printf '\033[31mred\033[0m plain\n\033]0;title\007%s\n%05000d\n' '" + ATTACK + "' 7"
