@@ -110,12 +110,24 @@ class ChunksKept(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
 
 
+class NodeOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The files on one node: path, bytes, and when it was written (Unix seconds).
+
+    `away`: the node does not answer. `more`: it has more files than are listed.
+    """
+
+    node: str
+    away: bool
+    files: list[tuple[str, int, int]]
+    more: bool
+
+
 class OutputList(msgspec.Struct, frozen=True, kw_only=True):
     """The files that an attempt left, by node."""
 
     job: str
     attempt: int
-    nodes: list[dict[str, Any]]
+    nodes: list[NodeOutputs]
 
 
 class OutputDigest(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +182,7 @@ class JobDetail(Row, kw_only=True, gc=True):
     released: bool = False
     changing: Changing | None = None
     asks: tuple[Asked, ...] = ()
-    trials: Any = None
+    trials: list[Tried] | None = None
     pledged: Pledged | None = None
     building: tuple[NodeBuilds, ...] = ()
 
@@ -199,14 +211,57 @@ class ReasonTold(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = ""
 
 
+class TouchedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen to another job. Without a name it is of a VC that the caller may not see.
+
+    `rate_milli` and `then_milli`: its rate now and then; None: not known.
+    """
+
+    job: str | None
+    vc: str | None
+    what: str
+    gpus: int
+    why: str | None
+    rate_milli: int | None
+    then_milli: int | None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a job: `start` is `now`, `after`, `later` or `unknown`.
+
+    `place` names the first of `nodes` nodes. `awaits` are jobs whose ends come first, `unknown`
+    counts those whose ends are not known; with `limits` some ends are those of time limits.
+    """
+
+    start: str
+    why: str | None
+    text: str
+    needs: str
+    place: str
+    nodes: int
+    chain: str
+    borrows: bool
+    at: int | None
+    ends_at: int | None
+    ends_most: int | None
+    others: list[TouchedJob]
+    others_more: int
+    awaits: list[str]
+    unknown: int
+    limits: bool
+
+
 class WhatIfOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of a waiting job, and what would come of it. `rank` 1 is the least change."""
+    """A change of a waiting job, and what would come of it. `rank` 1 is the least change.
+
+    `spec` is what is to be submitted in its place; None: it only has to wait.
+    """
 
     reason: str
     text: str
-    value: Any = None
+    value: str = ""
     spec: dict[str, Any] | None = None
-    outcome: dict[str, Any]
+    outcome: Outcome
     rank: int | None = None
 
 
@@ -214,7 +269,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """What would start a job. `problem`: why that is not known."""
 
     problem: str
-    outcome: dict[str, Any] | None
+    outcome: Outcome | None
     options: list[WhatIfOption]
     in_vain: list[WhatIfOption]
 
@@ -226,7 +281,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reasons: list[ReasonTold]
     would_change: list[str]
-    trials: Any = None
+    trials: list[Tried] | None = None
     what_if: WhatIf | None = None
 
 
@@ -237,7 +292,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     vc: str
     service_class: str
     gpus: int
-    outcome: dict[str, Any]
+    outcome: Outcome
     estimate: Estimate | None = None
 
 
@@ -255,6 +310,32 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     points: list[CurvePoint]
+
+
+class RateMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that may have changed a job's rate: `kind` is the tag of the event."""
+
+    at: int
+    kind: str
+    text: str
+    reason: str = ""
+
+
+class RateCourse(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a job went, earliest first: lists of one length, as this gateway heard it.
+
+    A point is a stretch up to `at`: the means of `rate_milli` and `utilisation` (thousandths of its
+    devices in use), and the most `memory` (bytes) that a rank of it used.
+    """
+
+    job: str
+    at: list[int]
+    attempt: list[int]
+    steps: list[int]
+    rate_milli: list[int]
+    utilisation: list[int]
+    memory: list[int]
+    marks: list[RateMark]
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
@@ -618,12 +699,56 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     report: dict[str, Any]
 
 
+class BlamedParty(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose doing a part of a share was: a `job`, a `node`, a `reason`, `others`, ... ."""
+
+    kind: str
+    ns: int
+    name: str = ""
+    vc: str = ""
+
+
+class BlamedShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one cause, and the GPU time that was held meanwhile (nanoseconds)."""
+
+    cause: str
+    ns: int
+    gpu_ns: int
+    parties: tuple[BlamedParty, ...] = ()
+    text: str = ""
+
+
+class BlamedSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a job's time with one cause."""
+
+    begin: int
+    end: int
+    cause: str
+    parties: tuple[BlamedParty, ...] = ()
+
+
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a job went."""
+    """Where the time of a job went: the shares come to `elapsed_ns`, exactly.
+
+    `end` is empty while it has not ended; then `until` is when this was told. `earlier_ns` are
+    before the first of `spans`.
+    """
 
     job: str
-    shares: tuple[dict[str, Any], ...] = ()
-    spans: tuple[dict[str, Any], ...] = ()
+    name: str
+    vc: str
+    gpus: int
+    submitted_at: int
+    until: int
+    end: str
+    elapsed_ns: int
+    held_gpu_ns: int
+    useful_gpu_ns: int
+    slowed_gpu_ns: int
+    lost_gpu_ns: int
+    shares: tuple[BlamedShare, ...]
+    earlier_ns: int
+    spans: tuple[BlamedSpan, ...]
 
 
 class BlameList(msgspec.Struct, frozen=True, kw_only=True):

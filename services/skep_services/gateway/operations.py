@@ -307,6 +307,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/jobs/{job}/curve"): get(
         "jobs", "Show what a job said about its training.", answers.Curve, errors=(404, 409)
     ),
+    ("GET", "/v1/jobs/{job}/rates"): get(
+        "jobs",
+        "Show how fast a job went over time, and what may have changed that.",
+        answers.RateCourse,
+        errors=(404, 409),
+    ),
     ("GET", "/v1/jobs/{job}/events"): get(
         "events", "List what happened to a job.", answers.EventList, errors=(404, 409)
     ),

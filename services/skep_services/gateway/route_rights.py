@@ -14,6 +14,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("POST", "/v1/plan"): Action.SUBMIT,
     ("GET", "/v1/jobs/{job}/why"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/curve"): Action.SEE_JOBS,
+    ("GET", "/v1/jobs/{job}/rates"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/events"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/trace"): Action.SEE_JOBS,
     ("GET", "/v1/jobs/{job}/blame"): Action.SEE_JOBS,

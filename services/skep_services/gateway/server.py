@@ -43,6 +43,7 @@ from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.rates import Rates
 from skep_services.gateway.replays import Replays
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
@@ -356,6 +357,7 @@ class Gateway:
                 *Volumes(indexer).routes(),
                 *Templates(indexer, submitter).routes(),
                 *Links(indexer, jobs, logs).routes(),
+                *Rates(indexer, jobs).routes(),
                 *OpenApi().routes(),
                 *Site().routes(),
             ]

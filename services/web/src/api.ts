@@ -67,5 +67,7 @@ function refused(status: number, body: unknown): Refused {
   const problems = (told.problems ?? []).map(
     (one) => [one.path, one.text, one.suggestion].filter(Boolean).join(": "),
   );
-  return new Refused(status, told.reason, [told.text, ...problems].join("\n"));
+  // The first problem is mostly what the refusal says, with its place.
+  const said = problems.some((text) => text.includes(told.text));
+  return new Refused(status, told.reason, [...(said ? [] : [told.text]), ...problems].join("\n"));
 }

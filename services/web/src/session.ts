@@ -51,7 +51,7 @@ export function takeTokenFromAddress(): void {
 
 /** What is done to a job or with it, as the gateway's table of rights names it. */
 export type Action =
-  | "see-jobs" | "see-values" | "read-logs" | "submit" | "cancel" | "enter" | "change"
+  | "see-jobs" | "see-values" | "read-logs" | "ask-what-if" | "submit" | "cancel" | "enter" | "change"
   | "prioritise" | "search" | "steer-search" | "see-cluster" | "see-reports" | "set-vcs"
   | "manage-nodes" | "maintain" | "manage-people" | "manage-vc-people" | "see-audit"
   | "see-vc-audit" | "reserve";

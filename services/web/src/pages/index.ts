@@ -13,6 +13,7 @@ import { PoliciesPage } from "./policies";
 import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
 import { SearchesPage } from "./searches";
+import { SubmitPage } from "./submit";
 
 export interface PageOf {
   name: string;
@@ -49,6 +50,7 @@ export const pages: PageOf[] = [
   page("Overview", "/", OverviewPage),
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
+  page("Submit", "/submit", SubmitPage, () => may("submit")),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
   page("Searches", "/searches", SearchesPage),
   detail("Search", "/searches", SearchPage),

@@ -158,7 +158,7 @@ export function ActionButtons(props: { asks: Ask[]; onAsk: (ask: Ask) => void })
 }
 
 /** Asks for what an action takes, shows the line that does the same, and does it. */
-export function AskDialog(props: { ask: Ask; onClose: () => void; onDone?: () => void }) {
+export function AskDialog(props: { ask: Ask; onClose: () => void; onDone?: (told: unknown[]) => void }) {
   const { ask } = props;
   const [values, setValues] = useState<Record<string, string>>(
     Object.fromEntries(ask.fields.map((field) => [field.name, field.value])),
@@ -172,7 +172,7 @@ export function AskDialog(props: { ask: Ask; onClose: () => void; onDone?: () =>
     const refused = told.flatMap((one, place) =>
       one.status === "rejected" ? [`${ask.jobs[place]?.job}: ${(one.reason as Error).message}`] : []);
     if (refused.length) return setProblem(refused.join("\n"));
-    props.onDone?.();
+    props.onDone?.(told.flatMap((one) => one.status === "fulfilled" ? [one.value] : []));
     props.onClose();
     const [first] = told;
     if (ask.verb === "requeue" && ask.jobs.length === 1 && first?.status === "fulfilled") {

@@ -106,3 +106,8 @@ export function Tabs(props: { tabs: [string, string][]; chosen: string; to: (tab
     </nav>
   );
 }
+
+/** What may be wider than the window: it scrolls by itself, by keyboard too. */
+export function Wide({ label, children }: { label: string; children: ComponentChildren }) {
+  return <div class="wide" tabIndex={0} role="region" aria-label={label}>{children}</div>;
+}

@@ -91,11 +91,11 @@ function options(
     tzDate: (seconds) => zone.value === "utc"
       ? uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") : new Date(seconds * 1000),
     axes: [
-      axis,
+      props.times ? { ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)) } : axis,
       { ...axis, size: 56, ...(told && { values: (_, ticks) => ticks.map(told) }) },
     ],
     series: [
-      props.times ? { value: "{YYYY}-{MM}-{DD} {HH}:{mm}" } : { label: "mini-batch" },
+      props.times ? { value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" } : { label: "mini-batch" },
       ...props.series.map((one): uPlot.Series => ({
         label: one.name,
         stroke: one.faint ? `${colour(one.colour)}77` : colour(one.colour),
@@ -114,6 +114,17 @@ function options(
   };
 }
 
+/** Return a tick of the axis of time: the day, or the time of the day as finely as ticks are. */
+function time(at: number, step: number): string {
+  const timeZone = zone.value === "utc" ? "UTC" : undefined;
+  const date = new Date(at * 1000);
+  if (step >= 86_400) return date.toLocaleDateString("en-CA", { timeZone });
+  const told = date.toLocaleTimeString("en-GB", {
+    timeZone, hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" as const }),
+  });
+  return told === "00:00" ? date.toLocaleDateString("en-CA", { timeZone }) : told;
+}
+
 function range(low: number | null, high: number | null, least = 0): [number, number] {
   if (low === null || high === null) return [0, Math.max(1, least)];
   const bottom = low >= 0 ? 0 : low;
@@ -125,6 +136,7 @@ function drawMarks(plot: uPlot, marks: Mark[]): void {
   const { ctx, bbox } = plot;
   ctx.save();
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+  ctx.textAlign = "left";
   for (const mark of marks) {
     const x = plot.valToPos(mark.at, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
