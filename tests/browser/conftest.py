@@ -32,9 +32,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """Two nodes with four slots each; virtual clusters lab and other with four GPUs each."""
     cluster = Embedded(tmp_path_factory.mktemp("browser"))
     try:
-        cluster.up(
-            "--nodes", "2", "--gpus", "4", "--vc", "lab=4", "--vc", "other=4", "--port", "0"
-        )
+        cluster.up("--nodes", "2", "--gpus", "4", "--vc", "lab=4", "--vc", "other=4", "--port", "0")
         for person, role in PEOPLE.items():
             cluster.skep("user", "add", person)
             cluster.skep("role", "grant", person, role, "--vc", "lab")
@@ -89,7 +87,9 @@ def page_as(house: Embedded, tokens: dict[str, str], browser: Any) -> Iterator[P
     """
     contexts, wrong = [], []
 
-    def opened(role: str, path: str = "/", width: int = 1440, height: int = 900, **more: Any) -> Any:
+    def opened(
+        role: str, path: str = "/", width: int = 1440, height: int = 900, **more: Any
+    ) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, **more)
         context.set_default_timeout(WITHIN_MS)
         contexts.append(context)

@@ -48,6 +48,8 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/cells"): Action.SEE_CLUSTER,
     ("GET", "/v1/cells.svg"): Action.SEE_CLUSTER,
     ("POST", "/v1/cells/plan"): Action.SET_VCS,
+    ("GET", "/v1/cluster-file"): Action.SET_VCS,
+    ("POST", "/v1/cluster-file/check"): Action.SET_VCS,
     ("POST", "/v1/admin/vcs"): Action.SET_VCS,
     ("POST", "/v1/admin/drain"): Action.MANAGE_NODES,
     ("POST", "/v1/admin/quarantine"): Action.MANAGE_NODES,

@@ -23,6 +23,7 @@ from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.caches import Caches
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.cluster_file import ClusterFiles
 from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
 from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
@@ -322,6 +323,7 @@ class Gateway:
                 *trials.routes(),
                 *blames.routes(),
                 *Reports(indexer, clock).routes(),
+                *ClusterFiles(indexer).routes(),
                 *Promises(indexer).routes(),
                 *limits.routes(),
                 *self.people.routes(),
