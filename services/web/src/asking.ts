@@ -1,6 +1,6 @@
 // What is asked of the gateway once, and asked again when something about it has changed.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 export interface Asked<T> {
   value: T | null;
@@ -21,4 +21,19 @@ export function useAsked<T>(ask: () => Promise<T>, needs: unknown[]): Asked<T> {
     };
   }, needs);
   return asked;
+}
+
+/** Return a value that follows another one, but changes at most once in so many milliseconds. */
+export function useSettled<T>(value: T, ms: number): T {
+  const [settled, setSettled] = useState(value);
+  const last = useRef(0);
+  useEffect(() => {
+    const wait = Math.max(0, last.current + ms - performance.now());
+    const timer = setTimeout(() => {
+      last.current = performance.now();
+      setSettled(value);
+    }, wait);
+    return () => clearTimeout(timer);
+  }, [value, ms]);
+  return settled;
 }
