@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format \
 	lint types imports tidy format-check proto proto-check bless seeds cells-histories \
 	planted sharing up down cov wheel image compose-up compose-down compose-test corpus \
-	adr adr-check docs reference reference-check spelling
+	adr adr-check docs reference reference-check spelling web web-check
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"

@@ -4,8 +4,8 @@
     python -m tools.web --check    exit 1 if the sources changed since it was built
 
 What is built is kept in the repository, so that a user needs no Node. `site/sources.txt` has the
-digest of the sources that it was built from. With npm the check also builds it anew, elsewhere, and
-compares the files.
+digest of the sources that it was built from. Where npm and its registry can be had, the check also
+builds it anew, elsewhere, and compares the files.
 """
 
 from __future__ import annotations
@@ -38,20 +38,32 @@ def digest() -> str:
     return whole.hexdigest()
 
 
-def build(out: Path) -> None:
-    """Install what the build needs, check types, and build into a folder.
-
-    Raises:
-        subprocess.CalledProcessError: A step failed; it has said why.
-    """
-    npm = shutil.which("npm")
-    if npm is None:
-        sys.exit("tools.web: there is no npm: install Node 20 or later to change the page")
+def install() -> str:
+    """Install what the build needs; return why it cannot be had, if so."""
+    if shutil.which("npm") is None:
+        return "there is no npm: install Node 20 or later"
     # The lock file says what is installed; scripts of packages are not run.
-    for words in (["ci", "--ignore-scripts", "--no-audit", "--no-fund"], ["run", "build"]):
-        subprocess.run(
-            [npm, "--silent", *words], cwd=SOURCES, check=True, env={**os.environ, "SITE": str(out)}
-        )
+    done = npm("ci", "--ignore-scripts", "--no-audit", "--no-fund")
+    return "" if done.returncode == 0 else f"npm ci failed: {done.stderr.strip()[-500:]}"
+
+
+def build(out: Path) -> None:
+    """Check types, and build into a folder; exit with what npm said if it fails."""
+    done = npm("run", "build", SITE=str(out))
+    if done.returncode:
+        sys.exit(f"tools.web: {done.stdout}{done.stderr}")
+
+
+def npm(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run npm in the folder of the sources; return what it said."""
+    return subprocess.run(
+        ["npm", *words],
+        cwd=SOURCES,
+        env={**os.environ, **more},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
 
 
 def different(one: Path, other: Path) -> list[str]:
@@ -72,8 +84,8 @@ def check() -> int:
     if not kept.exists() or kept.read_text().strip() != digest():
         print("tools.web: services/web or the API changed: run `make web`", file=sys.stderr)
         return 1
-    if shutil.which("npm") is None:
-        print("web: not built anew, as there is no npm; the digest of its sources is right")
+    if why := install():
+        print(f"web: its sources are those that it was built from; not built anew, as {why}")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))
@@ -91,6 +103,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     if parser.parse_args().check:
         return check()
+    if why := install():
+        sys.exit(f"tools.web: {why}")
     build(SITE)
     (SITE / DIGEST).write_text(digest() + "\n")
     size = sum(path.stat().st_size for path in SITE.rglob("*") if path.is_file())

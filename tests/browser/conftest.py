@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ CHROMIUM_OPTIONS = (
 )
 WITHIN_MS = 20_000
 """Nothing here takes long unless something is wrong, or the machine is far too busy."""
-AXE = Path(__file__).parents[2] / "services/web/node_modules/axe-core/axe.min.js"
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,19 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """Two nodes with four slots each; virtual clusters lab and other with four GPUs each."""
     cluster = Embedded(tmp_path_factory.mktemp("browser"))
     try:
-        cluster.up("--nodes", "2", "--gpus", "4", "--vc", "lab=4", "--vc", "other=4", "--port", "0")
+        cluster.up(
+            "--nodes",
+            "2",
+            "--gpus",
+            "4",
+            "--vc",
+            "lab=4",
+            "--vc",
+            "other=4",
+            "--port",
+            "0",
+            "--people",
+        )
         for person, role in PEOPLE.items():
             cluster.skep("user", "add", person)
             cluster.skep("role", "grant", person, role, "--vc", "lab")
@@ -115,11 +127,13 @@ def _is_wrong(told: Any) -> bool:
 
 def axe(page: Any) -> list[dict[str, Any]]:
     """Return what axe-core finds wrong with a page: its rule, and the elements."""
-    if not AXE.exists():
-        needs.skip("axe-core is not installed (npm ci in services/web)")
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        needs.skip("axe-playwright-python is not installed (the extra browser)")
+    script = Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8")
     session = page.context.new_cdp_session(page)
     # The policy of the page forbids scripts of others; a debugger may add one.
-    session.send("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
+    session.send("Runtime.evaluate", {"expression": script})
     told = session.send(
         "Runtime.evaluate",
         {

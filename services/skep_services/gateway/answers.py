@@ -495,6 +495,32 @@ class Near(msgspec.Struct, frozen=True, kw_only=True):
     near: list[str]
 
 
+class StateTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table: each row is in the order of the columns, of which the first is the key."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+class StateList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tables by name. What changes after `cursor` is in `/v1/state/changes?since=CURSOR`.
+
+    Rows may be newer than the cursor: then they come once more.
+    """
+
+    cursor: str
+    at: int
+    tables: dict[str, StateTable]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster over the last hours, a row for each `step_s` seconds, the oldest first."""
+
+    step_s: int
+    columns: list[str]
+    rows: list[list[Any]]
+
+
 class Cells(msgspec.Struct, frozen=True, kw_only=True):
     """The trees of cells by chain."""
 

@@ -90,6 +90,7 @@ class Indexer:
         self.fold = Fold(model.job)
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
         self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
+        self.fold.restore_history(start.points, start.saved.history_at)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
         self.fold.promises = {vc: list(counts) for vc, counts in start.saved.promises.items()}
         self.fold.broken = {vc: dict(causes) for vc, causes in start.saved.broken.items()}
@@ -295,6 +296,7 @@ class Indexer:
                 vc: (made, kept, broken) for vc, (made, kept, broken) in self.fold.promises.items()
             },
             broken={vc: dict(causes) for vc, causes in self.fold.broken.items()},
+            history_at=self.fold.history.at,
         )
         return Batch(
             jobs=[_job_row(job) for job in changes.jobs.values()],
@@ -307,6 +309,7 @@ class Indexer:
             trials=[(tried.trial, encode(tried)) for tried in changes.trials],
             blame=blame,
             blamed=[(sequence, encode(told)) for sequence, told in changes.blamed],
+            points=[(point.at, encode(point)) for point in changes.points],
         )
 
     # --- what is asked -------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class Live:
                 if job is not None and job.row.state is not State.SUSPENDED:
                     if isinstance(message, Stalled):
                         job.row.stalled_since = None if message.over else message.since
+                        self._fold.news.job(message.job)
                     self._fold.note(message, message.at, describe_finding(message), job)
             case _:
                 pass  # What cannot be read costs nothing here: the next message says it again.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.ledger.blame import kept as blame_kept
+from skep.ledger.history import POINTS_MAX, STEP, Point
 from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
 from skep_services.gateway.callers import Only
@@ -65,6 +66,8 @@ KEPT = "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, doc BLOB NO
 BLAME_KEPT = "CREATE TABLE IF NOT EXISTS blame_kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 """Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
+HISTORY = "CREATE TABLE IF NOT EXISTS history (at INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
+"""The points of the cluster's history. Likewise."""
 BY_TASK = "CREATE INDEX IF NOT EXISTS jobs_by_task ON jobs (task) WHERE task != ''"
 """The jobs that are tasks of arrays. Likewise."""
 
@@ -92,6 +95,7 @@ _JOBS: LogDecoder[Job] = LogDecoder(Job)
 _HEARD: LogDecoder[Heard] = LogDecoder(Heard)
 _KEPT: LogDecoder[Kept] = LogDecoder(Kept)
 _BLAME: LogDecoder[blame_kept.Kept] = LogDecoder(blame_kept.Kept)
+_POINTS: LogDecoder[Point] = LogDecoder(Point)
 _TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
 
 
@@ -111,6 +115,8 @@ class Saved(msgspec.Struct, frozen=True):
     """By VC: promises that were made, kept and broken."""
     broken: dict[str, dict[str, int]] = {}
     """By VC and cause."""
+    history_at: int = 0
+    """Until when the points of the history tell."""
 
 
 _SAVED = msgspec.json.Decoder(Saved)
@@ -126,6 +132,7 @@ class Start(NamedTuple):
     trials: list[Tried]
     kept: list[Kept]
     blame: list[blame_kept.Kept]
+    points: list[Point]
 
 
 JobRow = tuple[int, int, str, str, str, bytes, bytes, str, str]
@@ -148,6 +155,7 @@ class Batch(NamedTuple):
     kept: Sequence[tuple[int, bytes]] = ()
     blame: Sequence[tuple[int, bytes]] = ()
     blamed: Sequence[tuple[int, bytes]] = ()
+    points: Sequence[tuple[int, bytes]] = ()
 
 
 class JobQuery(NamedTuple):
@@ -229,6 +237,7 @@ class Model:
                 self._writer.execute("DELETE FROM blame_kept")
                 run("INSERT INTO blame_kept VALUES (?, ?)", batch.blame)
             run("INSERT OR REPLACE INTO blamed VALUES (?, ?)", batch.blamed)
+            run("INSERT OR REPLACE INTO history VALUES (?, ?)", batch.points)
             self._trim(batch)
             self._writer.execute("COMMIT")
         except BaseException:
@@ -327,7 +336,7 @@ class Model:
         if version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
-        for table in (KEPT, BLAME_KEPT, BLAMED, BY_TASK):
+        for table in (KEPT, BLAME_KEPT, BLAMED, BY_TASK, HISTORY):
             self._writer.execute(table)
         return self._read_start()
 
@@ -358,6 +367,7 @@ class Model:
             [_TRIALS.decode(row[0]) for row in trials],
             kept,
             blame,
+            [_POINTS.decode(row[0]) for row in one("SELECT doc FROM history ORDER BY at")],
         )
 
     def _read_kept(self, position: int) -> tuple[list[Kept], list[blame_kept.Kept]]:
@@ -386,6 +396,9 @@ class Model:
         if batch.blamed:
             oldest = max(sequence for sequence, _ in batch.blamed) - BLAMED_KEPT
             self._writer.execute("DELETE FROM blamed WHERE sequence <= ?", (oldest,))
+        if batch.points:
+            oldest = max(at for at, _ in batch.points) - POINTS_MAX * STEP
+            self._writer.execute("DELETE FROM history WHERE at <= ?", (oldest,))
         if batch.trials:
             oldest = max(trial for trial, _ in batch.trials) - TRIALS_KEPT
             self._writer.execute("DELETE FROM trials WHERE trial <= ?", (oldest,))

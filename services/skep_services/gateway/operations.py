@@ -34,6 +34,7 @@ from skep_services.gateway.cluster import (
     VcsBody,
 )
 from skep_services.gateway.cluster_file import ClusterFileBody
+from skep_services.gateway.columns import TABLES
 from skep_services.gateway.jobs import WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
@@ -43,6 +44,7 @@ from skep_services.gateway.promises import NEWEST, OUTCOMES
 from skep_services.gateway.requeue import Requeue
 from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
+from skep_services.gateway.state import HOURS, HOURS_MAX
 from skep_services.gateway.submit import KEY_MAX
 
 Schema = dict[str, Any]
@@ -91,6 +93,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 NAME_OR_ALL: Schema = {**NAME, "pattern": f"^$|{NAME['pattern']}"}
 VC = Parameter("vc", NAME_OR_ALL, "Only what is of this virtual cluster; empty: of all.")
+TABLE_NAMES = Parameter(
+    "tables",
+    {**TEXT, "examples": ["jobs,totals"]},
+    f"Which tables, with commas between: {', '.join(TABLES)}; empty: all.",
+)
 LIMIT = Parameter("limit", COUNT, "At most so many.")
 KEY = Parameter(
     "Idempotency-Key",
@@ -567,6 +574,37 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/models/{model}"): get(
         "cluster", "Show what was measured of a model.", answers.ModelList, VC, errors=(400, 404)
+    ),
+    ("GET", "/v1/state"): get(
+        "cluster",
+        "List tables of jobs, nodes, GPUs, virtual clusters, searches, totals and alerts.",
+        answers.StateList,
+        TABLE_NAMES,
+        VC,
+        errors=(400,),
+    ),
+    ("GET", "/v1/state/changes"): get(
+        "cluster",
+        "Follow what changes in these tables, as server-sent events.",
+        None,
+        TABLE_NAMES,
+        VC,
+        Parameter("since", {**TEXT, "examples": ["5f3a-17"]}, "The cursor to go on from."),
+        Parameter("Last-Event-ID", TEXT, "The same, of a client that reconnects.", "header"),
+        media="text/event-stream",
+        errors=(400, 503),
+    ),
+    ("GET", "/v1/history"): get(
+        "cluster",
+        "Show GPUs, waiting jobs and useful time over the last hours.",
+        answers.History,
+        Parameter(
+            "hours",
+            {"type": "integer", "minimum": 1, "maximum": HOURS_MAX, "default": HOURS},
+            "How many hours.",
+        ),
+        VC,
+        errors=(400,),
     ),
     ("GET", "/v1/limits"): get("cluster", "Say which limits are near.", answers.Near),
     ("GET", "/v1/health"): get(

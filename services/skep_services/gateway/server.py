@@ -27,6 +27,7 @@ from skep_services.gateway.cluster_file import ClusterFiles
 from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
 from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
+from skep_services.gateway.feed import Feed
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -46,6 +47,7 @@ from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
 from skep_services.gateway.site import Site
+from skep_services.gateway.state import StateViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.terminals import Terminals
@@ -103,6 +105,8 @@ class Gateway:
         self.code_store = CodeStore(bus, clock, self._named)
         self.code = Code(bus, self.code_store, lambda: self.indexer.fold.state, identity)
         self._collecting: asyncio.Task[None] | None = None
+        self._feed: Feed | None = None
+        self._feeding: asyncio.Task[None] | None = None
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
@@ -166,6 +170,9 @@ class Gateway:
     async def close(self) -> None:
         """Stop answering, stop following, write what is left."""
         self.hub.close()
+        if self._feed is not None and self._feeding is not None:
+            self._feed.close()
+            self._feeding.cancel()
         if self._collecting is not None:
             self._collecting.cancel()
         await self.code.close()
@@ -301,6 +308,10 @@ class Gateway:
         cluster = Cluster(indexer, submitter, health, metrics, clock, self.models.stages)
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
+        self._feed = feed = Feed(
+            indexer, self.searches, limits, estimates, clock, path=self._path, silent=health.silent
+        )
+        self._feeding = asyncio.create_task(feed.run())
         application = web.Application(
             middlewares=[
                 middleware(self.people.authentication, metrics, limits.request, self.people.refused)
@@ -326,6 +337,7 @@ class Gateway:
                 *ClusterFiles(indexer).routes(),
                 *Promises(indexer).routes(),
                 *limits.routes(),
+                *StateViews(feed, limits, indexer.fold, clock).routes(),
                 *self.people.routes(),
                 *self.secrets.routes(),
                 *self.code.routes(),

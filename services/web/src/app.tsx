@@ -1,5 +1,6 @@
 // The frame of all pages: who is logged in, the navigation, the palette, and the page itself.
 
+import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
 import { answered, api, Refused } from "./api";
@@ -61,10 +62,21 @@ async function learnWhoIAm(): Promise<boolean> {
   }
 }
 
+/** Whether the list of pages is open, where the window is too narrow to show it always. */
+const menuOpen = signal(false);
+
 function Side() {
+  const shown = pages.find((page) => page.matches(path.value))?.name;
   return (
     <nav class="side" aria-label="Pages">
       <a class="brand" href="/"><img src="/skep.svg" alt="" /><span>Skep</span></a>
+      <button
+        type="button" class="menu" aria-expanded={menuOpen.value} aria-controls="pages"
+        onClick={() => (menuOpen.value = !menuOpen.value)}
+      >
+        {shown ?? "Menu"}
+      </button>
+      <div id="pages" class={menuOpen.value ? "pages open" : "pages"} onClick={() => (menuOpen.value = false)}>
       {pages.filter((page) => page.inNavigation && page.offered()).map((page) => (
         <a
           key={page.path} class="page" href={page.path}
@@ -73,6 +85,7 @@ function Side() {
           {page.name}
         </a>
       ))}
+      </div>
       <div class="foot">
         <button type="button" class="wordy" onClick={() => (paletteOpen.value = true)}>
           Go to … <kbd class="dim">Ctrl K</kbd>
@@ -89,7 +102,7 @@ function Side() {
             value={choice.value}
             onChange={(event) => (choice.value = event.currentTarget.value as Choice)}
           >
-            <option value="system">Colours of the system</option>
+            <option value="system">System colours</option>
             <option value="light">Light</option>
             <option value="dark">Dark</option>
           </select>

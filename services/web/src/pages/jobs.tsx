@@ -27,7 +27,7 @@ export const COLUMNS: Column<Job>[] = [
   { key: "progress", title: "Progress", width: "110px", cell: (row) => <Progress row={row} />, by: (row) => row.progress ?? -1, from: 800 },
   { key: "rate", title: "Rate", width: "72px", right: true, cell: (row) => rate(row.rate_milli), by: (row) => row.rate_milli ?? -1, from: 1100 },
   { key: "ends", title: "Ends", width: "82px", right: true, cell: (row) => <Ends row={row} />, by: (row) => row.ended_at ?? row.end?.[1] ?? Infinity, from: 720 },
-  { key: "age", title: "Age", width: "62px", right: true, cell: (row) => row.submitted_at ? length(now.value - row.submitted_at) : "", by: (row) => -(row.submitted_at ?? 0), from: 1100 },
+  { key: "age", title: "Age", width: "62px", right: true, cell: (row) => row.submitted_at ? length(now.value - row.submitted_at) : "", by: (row) => row.submitted_at ?? 0, from: 1100 },
   { key: "why", title: "Why", width: "minmax(120px, 2.6fr)", cell: (row) => <Why row={row} />, by: (row) => row.why ?? "", from: 1000 },
 ];
 
@@ -76,10 +76,19 @@ export function chosenRows(all: Job[], asked: URLSearchParams, person: string): 
   });
 }
 
+/** Return the columns in which some job has something: owners and progress are not everywhere. */
+function shownColumns(all: Job[]): Column<Job>[] {
+  const owners = all.some((row) => row.owner);
+  const steps = all.some((row) => row.steps || row.tasks);
+  const rates = all.some((row) => row.rate_milli !== null);
+  const left: Record<string, boolean> = { owner: !owners, progress: !steps, rate: !rates };
+  return COLUMNS.filter((column) => !left[column.key]);
+}
+
 /** The page. */
 export function JobsPage() {
   const asked = query.value;
-  const sort = asked.get("sort") ?? "";
+  const sort = asked.get("sort") ?? "-age";
   const person = me.value?.person ?? "";
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const [ask, setAsk] = useState<Ask | null>(null);
@@ -87,6 +96,7 @@ export function JobsPage() {
   const rows = useMemo(
     () => sorted(chosenRows(all, asked, person), COLUMNS, sort), [all, asked, sort, person],
   );
+  const columns = useMemo(() => shownColumns(all), [all]);
   const taken = rows.filter((row) => chosen.has(row.job));
   const choose = (keys: string[], on: boolean) => {
     const next = new Set(chosen);
@@ -110,7 +120,7 @@ export function JobsPage() {
       )}
       <div class="card">
         <Rows
-          label="Jobs" columns={COLUMNS} rows={rows} keyOf={(row) => row.job}
+          label="Jobs" columns={columns} rows={rows} keyOf={(row) => row.job}
           href={(row) => `/jobs/${encodeURIComponent(row.job)}`}
           sort={sort} onSort={(next) => setQuery({ sort: next })}
           chosen={chosen} onChoose={choose}

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { open } from "../api";
+import { answered, api } from "../api";
 import { count, length, many, NS, percent } from "../format";
 import { alerts, jobs, totals } from "../live";
 import { At, Card, Empty, State } from "../parts/basics";
@@ -126,11 +126,6 @@ function Waiting() {
   );
 }
 
-interface History {
-  columns: string[];
-  rows: (number | null)[][];
-}
-
 interface HistoryRow {
   at: number;
   [column: string]: number | null;
@@ -140,8 +135,7 @@ function LastDay() {
   const [rows, setRows] = useState<HistoryRow[] | null>(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
-    const load = () => void open("/v1/history?hours=24")
-      .then((response) => response.json() as Promise<History>)
+    const load = () => void answered(api.GET("/v1/history", { params: { query: { hours: 24 } } }))
       .then((told) => {
         setRows(told.rows.map((cells) => Object.fromEntries(
           told.columns.map((column, place) => [column, cells[place] ?? null]),

@@ -49,13 +49,16 @@ export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): 
 /** The table. Arrow keys move between rows, Space chooses one, Enter opens it. */
 export function Rows<Row>(props: Props<Row>) {
   const box = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600, width: 1000 });
+  const [view, setView] = useState({ top: 0, height: 600, width: Math.min(1000, innerWidth) });
+  const some = props.rows.length > 0;
+  // Without rows there is nothing to scroll: it is looked at anew when there are some.
   useEffect(() => {
     const element = box.current;
     if (!element) return;
     const look = () => setView({
       top: element.scrollTop, height: element.clientHeight, width: element.clientWidth,
     });
+    look();
     const sizes = new ResizeObserver(look);
     sizes.observe(element);
     element.addEventListener("scroll", look, { passive: true });
@@ -63,7 +66,7 @@ export function Rows<Row>(props: Props<Row>) {
       sizes.disconnect();
       element.removeEventListener("scroll", look);
     };
-  }, []);
+  }, [some]);
   const columns = props.columns.filter((column) => view.width >= (column.from ?? 0));
   const choosing = props.onChoose !== undefined;
   const tracks = (choosing ? ["28px"] : []).concat(columns.map((column) => column.width)).join(" ");
@@ -78,7 +81,7 @@ export function Rows<Row>(props: Props<Row>) {
     event.preventDefault();
     links[at + step]?.focus();
   };
-  if (!props.rows.length) return <div class="rows none">{props.empty}</div>;
+  if (!some) return <div class="rows none">{props.empty}</div>;
   const all = choosing && props.rows.every((row) => props.chosen?.has(props.keyOf(row)));
   return (
     <div
