@@ -105,7 +105,7 @@ async def test_the_cluster_file_is_read_checked_and_set(house: House) -> None:
     await house.caught_up()
     shown = await house.op.get("/v1/cluster-file")
     assert "vision: {gpus: 9}" in shown["text"]
-    assert shown["digest"] != first["digest"]
+    assert shown["digest"] == other["asked_digest"] != first["digest"]
 
     assert error(await house.nlp.get("/v1/cluster-file", 403))[0] == "forbidden"
     refused = await house.nlp.json("POST", "/v1/cluster-file/check", 403, {"text": ""})

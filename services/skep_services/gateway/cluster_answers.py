@@ -166,7 +166,7 @@ class ClusterFileChecked(Answer, frozen=True):
     """What is wrong with a cluster file; without problems also what to plan and to set (`asked`).
 
     `owned` are GPUs of its virtual clusters, `joined` those that nodes have. `digest` is that of
-    what is set now.
+    what is set now, `asked_digest` that of what it asks for.
     """
 
     problems: tuple[Finding, ...]
@@ -175,6 +175,7 @@ class ClusterFileChecked(Answer, frozen=True):
     owned: int
     joined: int
     digest: str
+    asked_digest: str
 
 
 # --- people --------------------------------------------------------------------------------------

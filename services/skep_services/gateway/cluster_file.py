@@ -77,6 +77,7 @@ class ClusterFiles:
             "owned": 0 if cluster is None else self._owned(cluster),
             "joined": joined,
             "digest": digest(state.asked),
+            "asked_digest": "" if cluster is None else digest(cluster),
         }
         return json_response(told)
 

@@ -12,7 +12,7 @@ import { count, many } from "../format";
 import { gpus, vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { Grid } from "../parts/grid";
-import { colourOf, HIDDEN, nameOf, shortOf, VcLegend } from "../parts/vcs";
+import { colourOf, HIDDEN, nameOf, ownOf, shortOf, VcLegend } from "../parts/vcs";
 import { go, query } from "../router";
 import type { Window } from "../rows";
 import { Inside } from "./cluster_inside";
@@ -54,7 +54,7 @@ export function CellsView({ windows }: { windows: Window[] }) {
         <span><i class="gpu vc-other borrowed" />borrowed</span>
         <span><i class="gpu free claimed" />reserved</span>
         <span><i class="gpu bad" />bad</span>
-        <span><i class="gpu free owned vc-other" />framed: owned by the virtual cluster of this colour</span>
+        <span><i class="gpu free own own-other" />line below: the owner's colour</span>
       </p>
       {focus
         ? <Focused chain={focus.chain} path={focus.path} windows={windows} />
@@ -167,7 +167,7 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
   return (
     <a
       class={`node cell ${cell.owner ? `owned ${colourOf(cell.owner)}` : ""} ${cell.doomed ? "doomed" : ""}`}
-      href={hrefOf(chain.chain, cell.address)} aria-label={said} title={said}
+      href={hrefOf(chain.chain, cell.address)} title={said}
     >
       <span class="head">
         <span>{name}</span>
@@ -180,9 +180,14 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
       {cell.gpus > DRAWN_MAX
         ? <><UseBar cells={[cell]} of={cell.gpus} /><span class="dim">{sayUse([cell])}</span></>
         : (
-          <span class="gpus" aria-hidden="true">
-            {leaves(chain, cell, owner).map((leaf) => <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />)}
-          </span>
+          <>
+            <span class="hidden">: {said}</span>
+            <span class="gpus" aria-hidden="true">
+              {leaves(chain, cell, owner).map((leaf) => (
+                <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
+              ))}
+            </span>
+          </>
         )}
     </a>
   );
@@ -194,7 +199,7 @@ function Square({ leaf, big }: { leaf: Leaf; big: boolean }) {
   const names = [
     "gpu", held ? colourOf(cell.vc ?? "") : cell.bad ? "bad" : "free",
     cell.borrowed ? "borrowed" : "", cell.reserved ? "claimed" : "", cell.bad ? "crossed" : "",
-    owner && !held ? `owned ${colourOf(owner)}` : "",
+    owner ? `own ${ownOf(owner)}` : "",
   ];
   const text = held
     ? big ? `${cell.job} · ${shortOf(cell.vc ?? "")}` : shortOf(cell.vc ?? "")

@@ -51,7 +51,7 @@ export function Inside(props: Props) {
             </dd>
           </>
         )}
-        <dt>Health</dt><dd>{bad ? <State state={`bad`} title="counted as bad" /> : "good"}{bad > 1 && `: ${bad} GPUs`}</dd>
+        <dt>Health</dt><dd>{bad ? <State state="bad" title="counted as bad" /> : "good"}{bad > 1 && `: ${bad} GPUs`}</dd>
         {reserved.length > 0 && (
           <><dt>Reserved for</dt><dd>{reserved.map((job) => <JobLink key={job} job={job} />)}</dd></>
         )}
@@ -97,11 +97,14 @@ function Leaving({ cell, owner, jobs: all, leaves }: Props) {
   const single = leaves.length === 1;
   return (
     <div class="inside">
-      <h3>If {owner ? <>{nameOf(owner)} wants {single ? "it" : "all of it"}</> : "its owner wants it"}</h3>
+      <h3>
+        {!cell ? "If owners want their cells back"
+          : owner ? `If ${nameOf(owner)} wants ${single ? "it" : "all of it"} back` : "If a virtual cluster gets it"}
+      </h3>
       {!victims.length && <p>{whyNobody(all, cell, single)}</p>}
       {victims.length > 0 && (
         <>
-          <ul>
+          <ul class="within">
             {victims.slice(0, 50).map((one) => (
               <li key={`${one.job} ${one.vc}`}>
                 <JobLink job={one.job} /> of <VcName vc={one.vc} /> would leave{wholeOf(one)}
@@ -109,7 +112,7 @@ function Leaving({ cell, owner, jobs: all, leaves }: Props) {
             ))}
           </ul>
           <p class="dim">
-            {!owner && "No virtual cluster has this as a whole now: one that is owed cells of this kind may get it, if no idle ones serve. "}
+            {cell && !owner && "No virtual cluster has this as a whole now: one that is owed cells of this kind may get it, if no idle ones serve. "}
             Who leaves is stored and queued again if it can be, else suspended without its GPUs; it keeps
             its place in the order. Idle GPUs are taken first.
           </p>

@@ -7,6 +7,8 @@ import { ClusterPage } from "./cluster";
 import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
 import { OverviewPage } from "./overview";
+import { TenantPage } from "./tenant";
+import { TenantsPage } from "./tenants";
 
 export interface PageOf {
   name: string;
@@ -44,4 +46,6 @@ export const pages: PageOf[] = [
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
+  page("Tenants", "/tenants", TenantsPage, () => may("see-reports")),
+  detail("Tenant", "/tenants", TenantPage),
 ];

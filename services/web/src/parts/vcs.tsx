@@ -14,15 +14,13 @@ const places = computed(() => {
   return new Map([...vcs.rows.keys()].sort().map((vc, place): [string, number] => [vc, place]));
 });
 
-/** The shortest beginnings of names that tell them apart, three letters at most. */
+/** Three letters for each name: its first ones, or the last one too if those are another's as well. */
 const shorts = computed(() => {
   const all = [...places.value.keys()];
   return new Map(all.map((vc): [string, string] => {
-    for (let size = 1; size < 3; size += 1) {
-      const begin = vc.slice(0, size);
-      if (all.every((other) => other === vc || !other.startsWith(begin))) return [vc, begin];
-    }
-    return [vc, vc.slice(0, 3)];
+    const begin = vc.slice(0, 3);
+    const alone = all.every((other) => other === vc || !other.startsWith(begin));
+    return [vc, alone ? begin : begin.slice(0, 2) + vc.slice(-1)];
   }));
 });
 
@@ -31,6 +29,9 @@ export function colourOf(vc: string): string {
   const place = places.value.get(vc);
   return place === undefined ? "vc-other" : `vc-${place % COLOURS}`;
 }
+
+/** Return the class that marks a GPU as one that a virtual cluster owns, whoever uses it. */
+export const ownOf = (vc: string): string => colourOf(vc).replace("vc-", "own-");
 
 /** Return the letters that stand for a virtual cluster where its name has no room. */
 export const shortOf = (vc: string): string => shorts.value.get(vc) ?? HIDDEN;
