@@ -18,6 +18,8 @@ const LINES: Record<string, string> = {
   "": "skep gpu ls", cells: "skep vc tree --out cells.svg", windows: "skep reserve ls",
 };
 
+const IN_FORCE_MS = [200, 1500];
+
 /** The page. */
 export function ClusterPage() {
   const tab = query.value.get("tab") ?? "";
@@ -27,13 +29,16 @@ export function ClusterPage() {
   const states = nodes.all.value.reduce((sum, one) => sum + one.state.length, 0);
   const { value, problem } = useAsked(() => answered(api.GET("/v1/windows")), [asks, states]);
   const windows = value?.windows ?? [];
-  const again = () => setAsks(asks + 1);
+  const again = () => {
+    // What was accepted is in force a moment later, and no row of the state tells.
+    for (const wait of IN_FORCE_MS) setTimeout(() => setAsks((n) => n + 1), wait);
+  };
   return (
     <>
       <div class="title">
         <h1>Cluster</h1>
         <span class="dim" role="status">
-          {many(nodes.rows.size, "node")}, {many(gpus.rows.size, "GPU")}
+          {many(nodes.all.value.length, "node")}, {many(gpus.all.value.length, "GPU")}
         </span>
         <span class="more"><Command line={LINES[tab] ?? "skep gpu ls"} /></span>
       </div>

@@ -182,7 +182,7 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
         : (
           <>
             <span class="hidden">: {said}</span>
-            <span class="gpus" aria-hidden="true">
+            <span class={cell.gpus === 1 ? "gpus one" : "gpus"} aria-hidden="true">
               {leaves(chain, cell, owner).map((leaf) => (
                 <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
               ))}
@@ -197,7 +197,7 @@ function Square({ leaf, big }: { leaf: Leaf; big: boolean }) {
   const { cell, owner } = leaf;
   const held = Boolean(cell.used || cell.borrowed);
   const names = [
-    "gpu", held ? colourOf(cell.vc ?? "") : cell.bad ? "bad" : "free",
+    "gpu", held ? `tinted ${colourOf(cell.vc ?? "")}` : cell.bad ? "bad" : "free",
     cell.borrowed ? "borrowed" : "", cell.reserved ? "claimed" : "", cell.bad ? "crossed" : "",
     owner ? `own ${ownOf(owner)}` : "",
   ];

@@ -67,7 +67,7 @@ export function Inside(props: Props) {
 
 function JobLink({ job }: { job: string }) {
   if (job === HIDDEN) return <span class="dim">a job of another one</span>;
-  return <a href={`/jobs/${encodeURIComponent(job)}`}>{job} </a>;
+  return <><a href={`/jobs/${encodeURIComponent(job)}`}>{job}</a> </>;
 }
 
 function Holders({ jobs: all }: { jobs: Holder[] }) {

@@ -129,10 +129,10 @@ function GpuBox({ gpu, by }: { gpu: Gpu; by: string }) {
   }
   return (
     <a
-      class={`gpu ${colour}${gpu.borrowed ? " borrowed" : ""}`} title={said} aria-label={said}
+      class={`gpu ${colour}${gpu.borrowed ? " borrowed" : ""}`} title={said}
       href={`/jobs/${encodeURIComponent(gpu.job)}`}
     >
-      {text}
+      {text}<span class="hidden">: {said}</span>
     </a>
   );
 }
@@ -140,7 +140,7 @@ function GpuBox({ gpu, by }: { gpu: Gpu; by: string }) {
 /** Return the class and the text of a GPU. What is not to be had looks the same in every colouring. */
 function look(gpu: Gpu, by: string): [string, string] {
   if (gpu.state !== "held") return [gpu.state, String(gpu.index)];
-  if (by === "vc") return [colourOf(gpu.vc ?? ""), shortOf(gpu.vc ?? "")];
+  if (by === "vc") return [`tinted ${colourOf(gpu.vc ?? "")}`, shortOf(gpu.vc ?? "")];
   if (by === "use") {
     const use = useOfGpu(gpu);
     if (use === null) return ["use-unknown", "–"];

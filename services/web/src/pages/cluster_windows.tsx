@@ -49,7 +49,7 @@ export function WindowsView(props: { windows: Window[]; problem: string; onChang
                 {one.reason && <span class="dim">{one.reason}</span>}
               </div>
               {one.jobs.length > 0 && (
-                <div class="dim">
+                <div class="dim within">
                   {one.open ? "Still there" : "They leave when it begins"}: {one.jobs.map((job) => (
                     <a key={job} href={`/jobs/${encodeURIComponent(job)}`}>{job} </a>
                   ))}

@@ -119,7 +119,7 @@ function Cells({ usage }: { usage: Usage }) {
         <Card title="What it borrows" aside={<Command line={`skep vc usage ${usage.vc}`} />}>
           <ul class="list">
             {usage.borrowers.map((one) => (
-              <li key={one.job}>
+              <li key={one.job} class="within">
                 <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a> borrows {many(one.gpus, "GPU")} on
                 {" "}{one.nodes.join(", ")}
               </li>
@@ -143,7 +143,7 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
         {cell.pin && <span class="chip">{cell.pin}</span>}
       </div>
       {cell.jobs.map((one) => (
-        <div key={`${one.job} ${one.borrowed} ${one.reserved}`}>
+        <div key={`${one.job} ${one.borrowed} ${one.reserved}`} class="within">
           {one.job === "?" ? <span class="dim">a job</span>
             : <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>}
           {one.vc !== vc && <> of <VcName vc={one.vc} /></>}

@@ -19,6 +19,7 @@ const MEANS: Record<Role, string> = {
   submitter: "submits jobs and changes its own",
   manager: "changes every job, and the roles of people",
 };
+const LIMITS: Record<string, string> = { running: "jobs with GPUs", gpus: "GPUs", queued: "jobs that wait" };
 const ANEW_MS = 5000;
 
 /** Fair share, and roles. */
@@ -47,7 +48,7 @@ function Fair({ vc }: { vc: string }) {
           {told.half_life_s > 0
             ? `The person that used least comes first; use counts half after ${length(told.half_life_s * NS)}.`
             : "People are limited, and not ordered by use."}
-          {most.length > 0 && ` Each may have at most: ${most.map(([what, n]) => `${n} ${what}`).join(", ")}.`}
+          {most.length > 0 && ` Each may have at most: ${most.map(([what, n]) => `${n} ${LIMITS[what] ?? what}`).join(", ")}.`}
         </p>
       )}
       {told && told.people.length > 0 && (

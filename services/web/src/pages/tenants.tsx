@@ -22,7 +22,7 @@ export function TenantsPage() {
     <>
       <div class="title">
         <h1>Tenants</h1>
-        <span class="dim" role="status">{many(vcs.rows.size, "virtual cluster")}</span>
+        <span class="dim" role="status">{many(vcs.all.value.length, "virtual cluster")}</span>
         <span class="more">{tab === "" && <Command line="skep vc ls" />}</span>
       </div>
       {may("set-vcs") && (

@@ -15,7 +15,7 @@ interface Props<Item> {
 
 const GAP = 12;
 /** Rows that are drawn beyond both edges of the view, so that scrolling shows no empty place. */
-const AROUND = 3;
+const AROUND = 2;
 
 /** The boxes, as a list. */
 export function Grid<Item>(props: Props<Item>) {
