@@ -14,6 +14,7 @@ from skep.wire.cluster import Cluster
 from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep_services.documents import Document, DocumentError, parse
+from skep_services.gateway.cluster_answers import Finding
 
 KEYS = (
     "version",
@@ -29,16 +30,6 @@ SOURCE = "the text"
 BARE_HOSTS = re.compile(r"\[[^\"'\n]*[\w.-]\[\d")
 """A host list without quotes between brackets, which YAML takes for a list in a list."""
 HOSTS_HINT = 'between brackets a host list needs quotes: nodes: ["a-[1-8]", b1]'
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something wrong with a cluster file, or odd. `line` counts from 1; 0: it is on no line."""
-
-    line: int
-    path: str
-    reason: str
-    text: str
-    suggestion: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +59,8 @@ def check(text: str) -> Checked:
         return Checked(cluster=None, problems=(_finding(error, hint),))
     if len(documents) > 1:
         told = f"{len(documents)} documents, not 1"
-        error = DocumentError(told, Reason.BAD_VALUE, SOURCE, documents[1].line("$"))
-        return Checked(cluster=None, problems=(_finding(error, "take away what follows `---`"),))
+        several = DocumentError(told, Reason.BAD_VALUE, SOURCE, documents[1].line("$"))
+        return Checked(cluster=None, problems=(_finding(several, "take away what follows `---`"),))
     document = documents[0] if documents else Document(SOURCE, {}, {})
     cluster = cluster_of(document.tree)
     if isinstance(cluster, list):

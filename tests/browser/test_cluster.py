@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
 WAIT = ["sh", "-c", "sleep 600"]
 NODES, GPUS = 1000, 8
 SMOOTH_MS = 100
+TABS = ("people", "accounts", "promises", "settings")
 
 
 def submit(cluster: Embedded, **more: Any) -> str:

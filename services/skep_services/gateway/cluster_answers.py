@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from skep_services.cluster_files import Finding
-
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an answer."""
@@ -153,6 +151,16 @@ class VcChange(Answer, frozen=True):
     after: VcSide | None
     changes: bool
     asked: int
+
+
+class Finding(Answer, frozen=True):
+    """Something wrong with a cluster file, or odd. `line` counts from 1; 0: it is on no line."""
+
+    line: int
+    path: str
+    reason: str
+    text: str
+    suggestion: str = ""
 
 
 class ClusterFile(Answer, frozen=True):
