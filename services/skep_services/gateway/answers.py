@@ -12,6 +12,20 @@ import msgspec
 
 from skep.wire.links import Link
 from skep.wire.notices import MessageShown, TargetShown
+from skep_services.gateway.cluster_answers import (
+    Alarm,
+    Borrower,
+    BoundCell,
+    CellChain,
+    CellKind,
+    FairVc,
+    JobFate,
+    PersonTold,
+    PromiseRow,
+    ReportTable,
+    VcChange,
+    WindowRow,
+)
 from skep_services.gateway.ledger import Tried
 from skep_services.gateway.rows import (
     Asked,
@@ -569,7 +583,7 @@ class VcList(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual clusters by name."""
 
     vcs: list[VcRow]
-    alarms: list[Any]
+    alarms: list[Alarm]
 
 
 class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -602,14 +616,16 @@ class TemplateTaken(msgspec.Struct, frozen=True, kw_only=True):
 class VcUsage(VcRow, frozen=True, kw_only=True):
     """A virtual cluster with its cells: how many, and where each one is."""
 
-    cells: Any = None
+    cells: tuple[CellKind, ...] = ()
+    bound: tuple[BoundCell, ...] = ()
+    borrowers: tuple[Borrower, ...] = ()
 
 
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual clusters with their cells."""
 
     vcs: list[VcUsage]
-    alarms: list[Any]
+    alarms: list[Alarm]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -655,21 +671,22 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 class Cells(msgspec.Struct, frozen=True, kw_only=True):
     """The trees of cells by chain."""
 
-    chains: list[dict[str, Any]]
-    alarms: list[Any]
+    chains: list[CellChain]
+    alarms: list[Alarm]
 
 
 class CellsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What other cells would mean for the jobs that run."""
+    """What other cells would mean for the jobs that run. `missing` are nodes that have not joined."""
 
-    jobs: list[dict[str, Any]]
-    vcs: list[dict[str, Any]]
+    jobs: list[JobFate]
+    vcs: list[VcChange]
+    missing: list[str]
 
 
 class Fair(msgspec.Struct, frozen=True, kw_only=True):
     """What the people of virtual clusters used, and what they may have."""
 
-    vcs: list[dict[str, Any]]
+    vcs: list[FairVc]
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -689,14 +706,14 @@ class Volumes(msgspec.Struct, frozen=True, kw_only=True):
 class Windows(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are kept free for a time."""
 
-    windows: list[dict[str, Any]]
+    windows: list[WindowRow]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """GPU time and jobs, as a table."""
 
     at: int
-    report: dict[str, Any]
+    report: ReportTable
 
 
 class BlamedParty(msgspec.Struct, frozen=True, kw_only=True):
@@ -761,7 +778,7 @@ class BlameList(msgspec.Struct, frozen=True, kw_only=True):
 class PromiseList(msgspec.Struct, frozen=True, kw_only=True):
     """Deadlines of jobs, and how many were kept."""
 
-    promises: list[dict[str, Any]]
+    promises: list[PromiseRow]
     total: int
     totals: dict[str, dict[str, int]]
 
@@ -998,7 +1015,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
 class People(msgspec.Struct, frozen=True, kw_only=True):
     """The people that the caller may know of."""
 
-    people: list[dict[str, Any]]
+    people: list[PersonTold]
 
 
 class TokenList(msgspec.Struct, frozen=True, kw_only=True):

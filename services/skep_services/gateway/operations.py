@@ -15,7 +15,7 @@ from skep.wire.changes import ASKS
 from skep.wire.search import SearchSpec
 from skep.wire.spec import JobSpec
 from skep.wire.trials import Kind
-from skep_services.gateway import answers
+from skep_services.gateway import answers, cluster_answers
 from skep_services.gateway.accounts import (
     BindBody,
     GroupRolesBody,
@@ -33,6 +33,7 @@ from skep_services.gateway.cluster import (
     UnreserveBody,
     VcsBody,
 )
+from skep_services.gateway.cluster_file import ClusterFileBody
 from skep_services.gateway.columns import TABLES
 from skep_services.gateway.jobs import WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
@@ -655,6 +656,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "cluster", "Show this document as a page.", None, media="text/html", open=True
     ),
     # --- operators ---
+    ("GET", "/v1/cluster-file"): get(
+        "operators",
+        "Show the cluster file that says what is set now.",
+        cluster_answers.ClusterFile,
+        errors=(403,),
+    ),
+    ("POST", "/v1/cluster-file/check"): post(
+        "operators",
+        "Say what is wrong with the text of a cluster file, and on which line.",
+        cluster_answers.ClusterFileChecked,
+        ClusterFileBody,
+        example={"text": "vcs: {nlp: {gpus: 8}, vision: {gpus: 8}}"},
+    ),
     ("POST", "/v1/cells/plan"): post(
         "operators",
         "Ask what other cells would mean for the jobs that run.",

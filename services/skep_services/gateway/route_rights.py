@@ -56,6 +56,8 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("GET", "/v1/cells"): Action.SEE_CLUSTER,
     ("GET", "/v1/cells.svg"): Action.SEE_CLUSTER,
     ("POST", "/v1/cells/plan"): Action.SET_VCS,
+    ("GET", "/v1/cluster-file"): Action.SET_VCS,
+    ("POST", "/v1/cluster-file/check"): Action.SET_VCS,
     ("POST", "/v1/admin/vcs"): Action.SET_VCS,
     # It tells what all tenants' jobs were, and is a question about other virtual clusters.
     ("GET", "/v1/replays"): Action.SET_VCS,

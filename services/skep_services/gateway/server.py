@@ -24,6 +24,7 @@ from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.caches import Caches
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.cluster_file import ClusterFiles
 from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
 from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
@@ -343,6 +344,7 @@ class Gateway:
                 *trials.routes(),
                 *blames.routes(),
                 *Reports(indexer, clock).routes(),
+                *ClusterFiles(indexer).routes(),
                 *Promises(indexer).routes(),
                 *policies.routes(),
                 *replays.routes(),

@@ -23,22 +23,17 @@ export function useAsked<T>(ask: () => Promise<T>, needs: unknown[]): Asked<T> {
   return asked;
 }
 
-/** Return a value that changes all the time, as it was at most `ms` ago: what needs it is asked
- * for seldom, and not at all while the value stays. */
-export function useSeldom<T>(value: T, ms: number): T {
-  const [shown, setShown] = useState(value);
-  const latest = useRef(value);
-  const timer = useRef<ReturnType<typeof setTimeout> | null>(null);
-  latest.current = value;
+/** Return a value that follows another one, but changes at most once in so many milliseconds. */
+export function useSettled<T>(value: T, ms: number): T {
+  const [settled, setSettled] = useState(value);
+  const last = useRef(0);
   useEffect(() => {
-    if (Object.is(value, shown) || timer.current !== null) return;
-    timer.current = setTimeout(() => {
-      timer.current = null;
-      setShown(latest.current);
-    }, ms);
-  }, [value, shown]);
-  useEffect(() => () => {
-    if (timer.current !== null) clearTimeout(timer.current);
-  }, []);
-  return shown;
+    const wait = Math.max(0, last.current + ms - performance.now());
+    const timer = setTimeout(() => {
+      last.current = performance.now();
+      setSettled(value);
+    }, wait);
+    return () => clearTimeout(timer);
+  }, [value, ms]);
+  return settled;
 }

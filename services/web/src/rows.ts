@@ -141,3 +141,6 @@ export interface Alert {
   text: string;
   todo: string;
 }
+
+/** Nodes that are kept free for a time: for maintenance, or for the jobs of a virtual cluster. */
+export type Window = Schemas["WindowRow"];

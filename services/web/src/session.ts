@@ -38,15 +38,13 @@ export function logOut(why = ""): void {
 
 /** Take a token from the address (`#token=...`, `?token=...`), and take it out of the address. */
 export function takeTokenFromAddress(): void {
-  for (const text of [location.hash.slice(1), location.search.slice(1)]) {
-    const parameters = new URLSearchParams(text);
-    const given = parameters.get("token");
-    if (given) {
-      logIn(given);
-      history.replaceState(null, "", location.pathname);
-      return;
-    }
-  }
+  const query = new URLSearchParams(location.search);
+  const given = new URLSearchParams(location.hash.slice(1)).get("token") ?? query.get("token");
+  if (!given) return;
+  logIn(given);
+  query.delete("token");
+  const rest = query.toString();
+  history.replaceState(null, "", rest ? `${location.pathname}?${rest}` : location.pathname);
 }
 
 /** What is done to a job or with it, as the gateway's table of rights names it. */

@@ -14,6 +14,8 @@ import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
 import { SearchesPage } from "./searches";
 import { SubmitPage } from "./submit";
+import { TenantPage } from "./tenant";
+import { TenantsPage } from "./tenants";
 
 export interface PageOf {
   name: string;
@@ -52,6 +54,8 @@ export const pages: PageOf[] = [
   detail("Job", "/jobs", JobPage),
   page("Submit", "/submit", SubmitPage, () => may("submit")),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
+  page("Tenants", "/tenants", TenantsPage, () => may("see-reports")),
+  detail("Tenant", "/tenants", TenantPage),
   page("Searches", "/searches", SearchesPage),
   detail("Search", "/searches", SearchPage),
   page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),

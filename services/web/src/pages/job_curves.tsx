@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { answered, api, type Schemas } from "../api";
-import { useAsked, useSeldom } from "../asking";
+import { useAsked, useSettled } from "../asking";
 import { bytes, clock, count, many, NS, rate } from "../format";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { Chart, type Mark } from "../parts/chart";
@@ -20,7 +20,7 @@ const EARLIER_NS = 600 * NS;
 
 /** The rates, and one chart for each value that the job reports. */
 export function Curves({ row }: { row: Job }) {
-  const steps = useSeldom(row.steps, AGAIN_MS);
+  const steps = useSettled(row.steps, AGAIN_MS);
   return (
     <>
       <Course row={row} steps={steps} />

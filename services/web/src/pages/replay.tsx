@@ -6,7 +6,7 @@ import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { clock } from "../format";
 import { At, Bar, Card, Command, Empty, Problem } from "../parts/basics";
-import { type Confirmed, ConfirmDialog } from "../parts/confirm";
+import { type Confirmed, Confirm } from "../parts/confirm";
 import { Wide } from "../parts/wide";
 import { Word } from "../parts/word";
 import { query, setQuery } from "../router";
@@ -107,7 +107,7 @@ function Shown({ replay }: { replay: Detail }) {
         </div>
       </Card>
       {replay.outcome && <Outcome outcome={replay.outcome} />}
-      {ask && <ConfirmDialog ask={ask} onClose={() => setAsk(null)} />}
+      {ask && <Confirm ask={ask} onClose={() => setAsk(null)} />}
     </>
   );
 }

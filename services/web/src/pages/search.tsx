@@ -7,7 +7,7 @@ import { useAsked } from "../asking";
 import { count, length, many, NS } from "../format";
 import { searches } from "../live";
 import { At, Card, Command, Empty, Problem } from "../parts/basics";
-import { type Confirmed, ConfirmDialog } from "../parts/confirm";
+import { type Confirmed, Confirm } from "../parts/confirm";
 import { figure, sayParams, SEARCH_LOOKS } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { Word } from "../parts/word";
@@ -68,7 +68,7 @@ function Shown({ search, problem, onDone }: { search: Search; problem: string; o
       <TrialTable search={search} trials={taken} steers={steers} onAsk={setAsk} />
       <About search={search} />
       {ask && (
-        <ConfirmDialog
+        <Confirm
           ask={ask} onClose={() => {
             setAsk(null);
             onDone();

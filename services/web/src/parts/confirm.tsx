@@ -1,45 +1,56 @@
-// One action that is asked for again before it is done, with the `skep` line that does the same.
+// A dialog that says what an action means, shows the `skep` line that does the same, and does it.
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
 import { Command, Dialog, Problem } from "./basics";
 
-/** What is to be confirmed. */
+/** An action that is ready to be confirmed. */
 export interface Confirmed {
   title: string;
-  verb: string;
-  line: string;
-  danger?: boolean;
+  /** What it means for jobs. */
   text?: ComponentChildren;
+  verb: string;
+  danger?: boolean;
+  line: string;
   run: () => Promise<unknown>;
+  /** What to do when it was taken. */
+  done?: () => void;
 }
 
-/** Asks, does it, and tells why it was refused. */
-export function ConfirmDialog(props: { ask: Confirmed; onClose: () => void }) {
-  const { ask } = props;
+/** The dialog. It stays open while the action is refused, with the reason. */
+export function Confirm({ ask, onClose }: { ask: Confirmed; onClose: () => void }) {
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
-  const confirm = () => {
+  const confirm = async () => {
     setBusy(true);
-    ask.run().then(props.onClose, (error: Error) => {
+    try {
+      await ask.run();
+    } catch (error) {
+      setProblem((error as Error).message);
+      return;
+    } finally {
       setBusy(false);
-      setProblem(error.message);
-    });
+    }
+    ask.done?.();
+    onClose();
   };
   return (
-    <Dialog title={ask.title} onClose={props.onClose}>
-      {ask.text && <p>{ask.text}</p>}
-      <p><Command line={ask.line} /></p>
-      <Problem text={problem} />
-      <div class="buttons">
-        <button type="button" onClick={props.onClose}>Leave it</button>
-        <button
-          type="button" class={ask.danger ? "danger" : "strong"} disabled={busy} onClick={confirm}
-        >
-          {ask.verb}
-        </button>
-      </div>
+    <Dialog title={ask.title} onClose={onClose}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          void confirm();
+        }}
+      >
+        {ask.text && <div>{ask.text}</div>}
+        <p><Command line={ask.line} /></p>
+        <Problem text={problem} />
+        <div class="buttons">
+          <button type="button" onClick={onClose}>Leave it</button>
+          <button class={ask.danger ? "danger" : "strong"} disabled={busy}>{ask.verb}</button>
+        </div>
+      </form>
     </Dialog>
   );
 }
