@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format \
 	lint types imports tidy format-check proto proto-check bless seeds cells-histories \
 	planted sharing up down cov wheel image compose-up compose-down compose-test corpus \
-	adr adr-check docs reference reference-check spelling
+	adr adr-check docs reference reference-check spelling web web-check
 
 help: ## List the targets
 	@echo "make TARGET [ARGS=...] [PYTHON=python3] [TORCH=torch==2.13.0]"
@@ -64,7 +64,7 @@ test-nightly: export HYPOTHESIS_PROFILE ?= all
 test-nightly: $(READY) ## Run all tests there are
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
-CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check
+CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check web-check
 check: $(CHECKS) ## All but the tests, as CI does
 	@echo "check: all good"
 
@@ -116,6 +116,12 @@ reference: $(READY) ## Write docs/reference from the code
 
 reference-check: $(READY)
 	@echo "reference"; $(BIN)/python -m tools.reference --check
+
+web: $(READY) ## Build the web page (needs Node 20 and npm)
+	@$(BIN)/python -m tools.web
+
+web-check: $(READY)
+	@echo "web"; $(BIN)/python -m tools.web --check
 
 docs: $(READY) $(BIN)/mkdocs ## Build the documentation site in out/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean

@@ -41,6 +41,7 @@ from skep_services.gateway.answers import (
     Fair,
     GpuList,
     Health,
+    History,
     JobDetail,
     JobList,
     Links,
@@ -59,6 +60,7 @@ from skep_services.gateway.answers import (
     SearchCancelled,
     SearchDetail,
     SearchList,
+    StateList,
     Submitted,
     Trace,
     TrialAsked,
@@ -483,6 +485,16 @@ def whoami() -> Call[WhoAmI]:
 def report(**wanted: Any) -> Call[Report]:
     """Ask for sums of GPU time and jobs."""
     return Call(method="GET", path=query("/v1/report", **wanted), answer=Report)
+
+
+def state(tables: str, **wanted: Any) -> Call[StateList]:
+    """Ask for tables of what there is."""
+    return Call(method="GET", path=query("/v1/state", tables=tables, **wanted), answer=StateList)
+
+
+def history(**wanted: Any) -> Call[History]:
+    """Ask for the cluster over the last hours."""
+    return Call(method="GET", path=query("/v1/history", **wanted), answer=History)
 
 
 def health() -> Call[Health]:

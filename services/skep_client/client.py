@@ -56,6 +56,7 @@ from skep_services.gateway.answers import (
     Fair,
     GpuRow,
     Health,
+    History,
     JobDetail,
     Links,
     ModelList,
@@ -72,6 +73,7 @@ from skep_services.gateway.answers import (
     SearchCancelled,
     SearchDetail,
     SearchRow,
+    StateList,
     Submitted,
     Trace,
     TrialAsked,
@@ -562,6 +564,14 @@ class Client:
     def report(self, by: str | None = None, *, vc: str | None = None) -> Report:
         """Return sums of GPU time and jobs; `by`: `vc`, `person`, `project`, `type`, `day`."""
         return self._call(calls.report(by=by, vc=vc))
+
+    def state(self, *tables: str, vc: str | None = None) -> StateList:
+        """Return tables of what there is, such as `jobs` and `gpus`; without a name: all."""
+        return self._call(calls.state(",".join(tables), vc=vc))
+
+    def history(self, hours: int = 24, *, vc: str | None = None) -> History:
+        """Return the cluster over the last hours, a row for each five minutes."""
+        return self._call(calls.history(hours=hours, vc=vc))
 
     def whoami(self) -> WhoAmI:
         """Return what the gateway takes the caller for."""

@@ -38,6 +38,8 @@ from skep.wire.facts import (
 )
 from skep.wire.search_facts import SearchFact
 from skep_lab.live_log.decide_again import Change, Log
+from skep_lab.measures.summary import measure
+from skep_lab.outcome import RunResult
 from skep_services.adapters import exported
 from skep_services.adapters.archive import Archive
 from skep_services.adapters.nats_bus import NatsBus
@@ -258,6 +260,25 @@ def noted_bytes(streams: Streams) -> dict[str, dict[str, int]]:
             "noted": sum(len(one.noted) for one in found),
         }
     return told
+
+
+def measures(result: RunResult) -> dict[str, Any]:
+    """Return what came of the jobs of a run, in all and by VC: means over jobs, in seconds."""
+    made = measure(result)
+    return {
+        "jobs": made.all.jobs,
+        "ended": made.all.ended,
+        "refused": made.all.refused,
+        "jct_s": made.all.jct_s.mean,
+        "queue_s": made.all.queue_s.mean,
+        "makespan_s": made.makespan_s,
+        "allocated": made.allocated,
+        "preempted": made.all.preempted,
+        "by_vc": {
+            vc: {"jobs": group.jobs, "jct_s": group.jct_s.mean, "queue_s": group.queue_s.mean}
+            for vc, group in made.by_vc.items()
+        },
+    }
 
 
 def with_policies(choices: Mapping[str, Choice]) -> Change:

@@ -85,3 +85,31 @@ async def test_a_gpu_in_quarantine_is_bad_until_it_is_taken_back(house: House) -
         assert [gpu["quarantined"] for gpu in gpus] == [False, quarantine, False, False]
         [chain] = (await house.op.get("/v1/cells"))["chains"]
         assert chain["cells"][0].get("bad") == (1 if quarantine else None)
+
+
+async def test_the_cluster_file_is_read_checked_and_set(house: House) -> None:
+    await house.with_nodes()
+    first = await house.op.get("/v1/cluster-file")
+    same = await house.op.json("POST", "/v1/cluster-file/check", 200, {"text": first["text"]})
+    assert (same["problems"], same["digest"], same["joined"]) == ([], first["digest"], 4)
+    await house.op.json("POST", "/v1/cells/plan", 200, same["asked"])
+    wrong = await house.op.json(
+        "POST", "/v1/cluster-file/check", 200, {"text": "vcs:\n  nlp: {gpu: 1}\n"}
+    )
+    assert (wrong["asked"], [one["line"] for one in wrong["problems"]]) == (None, [2])
+
+    text = "vcs:\n  nlp: {gpus: 2}\n  vision: {gpus: 9}\n"
+    other = await house.op.json("POST", "/v1/cluster-file/check", 200, {"text": text})
+    assert (other["owned"], other["joined"]) == (11, 4)
+    await house.op.json("POST", "/v1/admin/vcs", 202, other["asked"])
+    await house.caught_up()
+    shown = await house.op.get("/v1/cluster-file")
+    assert "vision: {gpus: 9}" in shown["text"]
+    assert shown["digest"] == other["asked_digest"] != first["digest"]
+
+    assert error(await house.nlp.get("/v1/cluster-file", 403))[0] == "forbidden"
+    refused = await house.nlp.json("POST", "/v1/cluster-file/check", 403, {"text": ""})
+    assert error(refused)[0] == "forbidden"
+    long = {"text": "#" * 300_000}
+    refused = await house.op.json("POST", "/v1/cluster-file/check", 422, long)
+    assert "length <= 262144" in refused["error"]["text"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from skep.wire import codec, subjects, terminal
 from skep.wire.roles import Role
 from skep.wire.terminal import DATA_BYTES_MAX, Frame, Kind, Open, Over
 from skep_services.gateway import limits, terminals
+from skep_services.gateway.authentication import BEARER_PROTOCOL, TERMINAL_PROTOCOL
 from skep_services.ports import Delivery
 from tests.gateway_kit import DEADLINE_S, Client, House, error, opened, submitted
 
@@ -307,3 +309,26 @@ async def test_a_gateway_that_ends_says_so(house: House, agent: Agent) -> None:
         assert (over.reason, over.text) == ("session-lost", "the gateway is being ended")
         await stopping
     await house.start()
+
+
+def told_by(token: str) -> str:
+    """Return the name of the protocol in which a browser sends a token."""
+    return BEARER_PROTOCOL + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+async def test_a_browser_names_its_token_as_a_protocol(house: House, agent: Agent) -> None:
+    job = await running(house)
+    path = f"{house.base}/v1/jobs/{job}/terminal"
+    offered = (TERMINAL_PROTOCOL, told_by("nlp-token"))
+    async with house.session.ws_connect(path, protocols=offered) as socket:
+        # The one that has the token is not said back.
+        assert socket.protocol == TERMINAL_PROTOCOL
+        await begun(Person(socket), agent)
+    for wrong in (told_by("nobody"), BEARER_PROTOCOL + "!", BEARER_PROTOCOL, "other"):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await house.session.ws_connect(path, protocols=(TERMINAL_PROTOCOL, wrong))
+        assert refused.value.status == 401
+    # A request that opens no session has no use for it.
+    told = {"Sec-WebSocket-Protocol": told_by("op")}
+    async with house.session.get(f"{house.base}/v1/jobs", headers=told) as answer:
+        assert answer.status == 401

@@ -221,6 +221,10 @@ def test_trials_are_asked_for_told_of_and_cancelled(gateway: FakeGateway, run: R
     assert gateway.asked[-1].json() == {"step": 10, "value": 0.0, "over": ""}
     run("search", "tell", "s3", "4", "--over", "done")
     assert gateway.asked[-1].json() == {"step": 0, "value": None, "over": "done"}
+    for verb, where in (("demote", "behind all others"), ("promote", "among the others again")):
+        told = {"search": "s3", "trial": 4, "accepted": True}
+        gateway.on(f"POST /v1/searches/s3/trials/4/{verb}", told)
+        assert where in run("search", verb, "s3", "4")[1]
     gateway.on("DELETE /v1/searches/s3", {"search": "s3", "accepted": True})
     assert "every trial" in run("search", "cancel", "s3")[1]
 

@@ -349,7 +349,7 @@ def test_names_that_are_no_job_ids_are_counted_and_left() -> None:
 def test_what_no_reader_needs_leaves_nothing() -> None:
     fold = fresh_fold()
     fold.apply(codec.CancelRequest(vc="nlp", raw=b"", at=T0), T0)
-    assert fold.take() == Changes({}, {}, {}, [], [], [], [], {})
+    assert fold.take() == Changes({}, {}, {}, [], [], [], [], [], {})
 
 
 def test_epochs_and_operators_wishes_are_events() -> None:

@@ -71,7 +71,8 @@ def to_yaml(cluster: Cluster, *, explain: bool = False) -> str:
         lines.append("\n" + VCS_NOTE.format(cell=cell, pin=f"{cell}/{chain.nodes[0].node}"))
     if cluster.vcs:
         lines.append("\nvcs:\n")
-        lines += [f"  {_quoted(name)}: {_vc(vc)}\n" for name, vc in cluster.vcs.items()]
+        for name, vc in cluster.vcs.items():
+            lines += _vc(name, vc)
     if cluster.quarantine != QuarantineRule():
         lines.append(_quarantine(cluster.quarantine))
     if cluster.volumes:
@@ -215,7 +216,23 @@ def _devices(chain: Chain) -> Iterator[str]:
 # --- virtual clusters -----------------------------------------------------------------------------
 
 
-def _vc(vc: VirtualCluster) -> str:
+def _vc(name: str, vc: VirtualCluster) -> Iterator[str]:
+    """Yield a VC on one line; one with templates has a line for each part, and for each template."""
+    parts = _vc_parts(vc)
+    if not vc.templates:
+        yield f"  {_quoted(name)}: {{{', '.join(parts)}}}\n"
+        return
+    yield f"  {_quoted(name)}:\n"
+    yield from (f"    {part}\n" for part in parts)
+    yield "    templates:\n"
+    for called, template in vc.templates.items():
+        # JSON values are also YAML.
+        told = {"spec": template.spec, "fixed": list(template.fixed), "about": template.about}
+        given = {key: value for key, value in told.items() if value}
+        yield f"      {_quoted(called)}: {json.dumps(given, ensure_ascii=False)}\n"
+
+
+def _vc_parts(vc: VirtualCluster) -> list[str]:
     parts: list[str] = []
     if vc.cells:
         cells = ", ".join(
@@ -238,7 +255,7 @@ def _vc(vc: VirtualCluster) -> str:
     parts += _people(vc)
     if vc.idle is not None:
         parts.append(f"idle: {{suspend_after: {vc.idle.suspend_after}s}}")
-    return f"{{{', '.join(parts)}}}"
+    return parts
 
 
 def _people(vc: VirtualCluster) -> Iterator[str]:

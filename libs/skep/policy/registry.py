@@ -65,6 +65,28 @@ POLICIES: dict[str, type[Policy]] = {each.name: each for each in _ALL}
 Learned.kinds = POLICIES
 
 
+def described() -> list[dict[str, Any]]:
+    """Return every policy: name, what it does, source, options with their defaults."""
+    return [
+        {
+            "policy": name,
+            "does": (kind.__doc__ or "").strip().partition("\n")[0],
+            "source": kind.source,
+            "options": {
+                field.name: msgspec.to_builtins(_default(field))
+                for field in msgspec.structs.fields(kind)
+            },
+        }
+        for name, kind in POLICIES.items()
+    ]
+
+
+def _default(field: Any) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
 class NoPolicy(ValueError):  # noqa: N818  a name for what is wrong
     """The cluster file names a policy that does not exist, or gives it wrong options.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -376,6 +377,12 @@ class Reason(StrEnum):
     MEASURED_REGRESSION = "measured-regression"
     FAULTS_REPEATED = "faults-repeated"
     COOLED_DOWN = "cooled-down"
+    BAD_SPAN = "bad-span"
+    REPLAY_RUNS = "replay-runs"
+    UNKNOWN_REPLAY = "unknown-replay"
+    NOTHING_TO_REPLAY = "nothing-to-replay"
+    REPLAY_TOO_LARGE = "replay-too-large"
+    REPLAY_FAILED = "replay-failed"
 
 
 TEXT: dict[Reason, str] = {
@@ -696,6 +703,17 @@ TEXT: dict[Reason, str] = {
     Reason.MEASURED_REGRESSION: "the model was measured to be worse than the rule",
     Reason.FAULTS_REPEATED: "its advice could not be followed too often",
     Reason.COOLED_DOWN: "after a while without it, the model may be tried again",
+    Reason.BAD_SPAN: "the span of time is empty, not past yet, or longer than any may be",
+    Reason.REPLAY_RUNS: "a replay runs already: one does at a time",
+    Reason.UNKNOWN_REPLAY: "this gateway has no such replay: it keeps the newest until it ends",
+    Reason.NOTHING_TO_REPLAY: "the log has no job of that span that ran to its end",
+    Reason.REPLAY_TOO_LARGE: "the replay needs more time or memory than it may have",
+    Reason.REPLAY_FAILED: "the replay ended without a result",
 }
 
 assert set(TEXT) == set(Reason), "every reason has its sentence"
+
+
+def meaning(codes: Iterable[str | None]) -> dict[str, str]:
+    """Return the sentence of each of some codes, without those that this version does not know."""
+    return {code: TEXT[Reason(code)] for code in codes if code is not None and code in TEXT}

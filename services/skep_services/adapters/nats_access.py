@@ -49,6 +49,8 @@ SERVICES = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCES
 REPLICATED = (ADMISSION_SERVICE, ALLOCATOR, INTROSPECTOR, ADVISOR, SEARCHES, ACCESS_SERVICE)
 """The services of which a standby may wait beside the active process."""
 
+REPLAY = "-replay"
+"""Behind a gateway's name: what its replays read the allocator's log as."""
 GATEWAYS_MAX = 8
 """Gateways that may run at once beside one of the name GATEWAY: `gateway-1` and so on."""
 ASKERS = (OPERATOR, GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, GATEWAYS_MAX + 1)))
@@ -593,6 +595,7 @@ def _gateway(identity: str) -> Grants:
             heard,
         )
         + _follows(identity, subjects.SECRETS)
+        + _follows(identity + REPLAY, ALLOC)
         + _keeps_code(identity),
     )
 

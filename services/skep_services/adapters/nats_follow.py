@@ -161,7 +161,7 @@ class Follow:
         self.stream = stream
         self.restarts = 0
         self._link = link
-        self._consumer = f"{stream}.{link.identity}"
+        self._consumer = f"{stream}.{link.reader}"
         self._delivered = after
         self._known = known
         self._deliver = deliver
@@ -297,7 +297,7 @@ class Follow:
     async def _make_consumer(self) -> None:
         create = f"CONSUMER.CREATE.{self._consumer}"
         config: dict[str, Any] = {
-            "name": self._link.identity,
+            "name": self._link.reader,
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._delivered + 1,
             "ack_policy": "none",

@@ -104,6 +104,9 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     credentials: Path | None = None
     """A credentials file; with it there is no password."""
     tls: TlsFiles | None = None
+    reader: str = ""
+    """What the consumers of streams are named after instead: a second process of an identity that
+    reads what the first one follows."""
 
 
 class _Encrypted(Client):
@@ -176,6 +179,7 @@ class Link:
 
     def __init__(self, options: LinkOptions, on_fatal: OnFatal) -> None:
         self.identity = options.identity
+        self.reader = options.reader or options.identity
         self.inbox = f"_INBOX.{options.identity}"
         self.reconnects = 0
         self.violations = Violations()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,20 +19,6 @@ if TYPE_CHECKING:
     from skep.wire.spec import Problem
     from skep_services.cli.specs import Document
     from skep_services.supervisor.config import Retention
-
-KEYS = (
-    "version",
-    "chains",
-    "pinned",
-    "vcs",
-    "quarantine",
-    "volumes",
-    "physicalCluster",
-    "virtualClusters",
-)
-
-BARE_HOSTS = re.compile(r"\[[^\"'\n]*[\w.-]\[\d")
-"""A host list without quotes between brackets, which YAML takes for a list in a list."""
 
 
 def options_cluster(parser: ArgumentParser) -> None:
@@ -219,19 +204,12 @@ def read_kept(name: str) -> tuple[Cluster, Retention | None]:
 
 
 def _parsed(document: Document) -> Cluster:
-    from skep.policy.check import parse_cluster
+    from skep_services.cluster_files import cluster_of
 
-    tree = document.tree
-    if isinstance(tree, dict) and not _has_keys(tree):
-        tree = {"vcs": tree}  # The short form: virtual clusters and nothing around them.
-    cluster = parse_cluster(tree)
+    cluster = cluster_of(document.tree)
     if isinstance(cluster, list):
         refuse_document(document, cluster, f"{document.source} is wrong:")
     return cluster
-
-
-def _has_keys(tree: dict[Any, Any]) -> bool:
-    return not tree or any(key in tree for key in KEYS)
 
 
 def _with_nodes(
@@ -359,13 +337,14 @@ def read_document(name: str) -> Document:
         CommandError: The file cannot be read or parsed, or holds several documents.
     """
     from skep_services.cli import specs
+    from skep_services.cluster_files import HOSTS_HINT
 
     try:
         documents = specs.read_any(name)
     except CommandError as error:
         if error.error["reason"] == "not-json" and _bare_hosts(name):
-            hint = 'between brackets a host list needs quotes: nodes: ["a-[1-8]", b1]'
-            raise CommandError(error.code, f"{error.text}\n  {hint}", "not-json") from None
+            text = f"{error.text}\n  {HOSTS_HINT}"
+            raise CommandError(error.code, text, "not-json") from None
         raise
     if len(documents) > 1:
         raise CommandError(exits.USAGE, f"{name} holds {len(documents)} documents, not 1")
@@ -374,6 +353,8 @@ def read_document(name: str) -> Document:
 
 
 def _bare_hosts(name: str) -> bool:
+    from skep_services.cluster_files import BARE_HOSTS
+
     if name == "-":
         return False
     with open(name, encoding="utf-8", errors="replace") as file:

@@ -85,7 +85,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "searches": {
         "search": (
             "search",
-            "submit | list | show | cancel | ask | tell | plot: many trials of a job as one",
+            "submit | list | show | cancel | ask | tell | plot | demote | promote: trials as one",
         )
     },
     "people": {
@@ -113,6 +113,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "ls | show | set | rm: specs in part that jobs of a VC begin from",
         ),
         "cluster": ("clusters", "init | check | import: the file that says what there is to own"),
+        "alerts": ("alerts", "what needs a look, and what to do about it"),
+        "history": ("history", "GPUs, waiting jobs and useful time over the last hours"),
         "volumes": ("volumes", "the folders of the nodes that your jobs may ask for"),
         "policies": (
             "policies",

@@ -49,30 +49,9 @@ def run_policies(arguments: Namespace) -> int:
 
 def policies() -> list[dict[str, Any]]:
     """Return every policy: name, what it does, source, options with their defaults."""
-    import msgspec
+    from skep.policy.registry import described
 
-    from skep.policy.registry import POLICIES
-
-    return [
-        {
-            "policy": name,
-            "does": (kind.__doc__ or "").strip().partition("\n")[0],
-            "source": kind.source,
-            "options": {
-                field.name: msgspec.to_builtins(_default(field))
-                for field in msgspec.structs.fields(kind)
-            },
-        }
-        for name, kind in POLICIES.items()
-    ]
-
-
-def _default(field: Any) -> Any:
-    import msgspec
-
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    return None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    return described()
 
 
 def _unknown(name: str) -> str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from skep.units import Instant
     from skep_lab.live_log.decide_again import Comparison, Difference
     from skep_lab.live_log.live_run import Lived
-    from skep_lab.outcome import RunResult
     from skep_services.replaying import Choice, Streams
 
 ABOUT = """\
@@ -173,6 +172,7 @@ def _what_if(
     from skep_lab.simulator.run import run as simulate
     from skep_lab.simulator.settings import Settings
     from skep_lab.workloads.situation import Steady
+    from skep_services.replaying import measures
 
     cluster, policies, words = _changed(arguments, live)
     told: dict[str, Any] = {"changes": words}
@@ -184,9 +184,9 @@ def _what_if(
     after = simulate(live.trace, cluster, other, Steady())
     moved = starts(before, after)
     told["runs"] = {
-        "live": _measures(live.result),
-        "simulated": _measures(before),
-        "changed": _measures(after),
+        "live": measures(live.result),
+        "simulated": measures(before),
+        "changed": measures(after),
     }
     told["starts"] = {
         "jobs": len(live.trace.jobs),
@@ -234,26 +234,6 @@ def _other_decisions(
     change = replaying.with_policies(policies)
     make = replaying.SERVICES["allocator"].make
     return _comparison(Again(make, log, change=change, window=window).run(), shown)
-
-
-def _measures(result: RunResult) -> dict[str, Any]:
-    from skep_lab.measures.summary import measure
-
-    made = measure(result)
-    return {
-        "jobs": made.all.jobs,
-        "ended": made.all.ended,
-        "refused": made.all.refused,
-        "jct_s": made.all.jct_s.mean,
-        "queue_s": made.all.queue_s.mean,
-        "makespan_s": made.makespan_s,
-        "allocated": made.allocated,
-        "preempted": made.all.preempted,
-        "by_vc": {
-            vc: {"jct_s": group.jct_s.mean, "queue_s": group.queue_s.mean}
-            for vc, group in made.by_vc.items()
-        },
-    }
 
 
 # --- telling --------------------------------------------------------------------------------------

@@ -28,8 +28,20 @@ VERBS = {
     "ask": "SEARCH: another trial, with --param NAME=VALUE or drawn parameters",
     "tell": "SEARCH TRIAL: how a trial goes that runs outside (--step, --value, --over)",
     "plot": "SEARCH: the curves and rungs as a picture (-o FILE)",
+    "demote": "SEARCH TRIAL: put it behind all others of its search",
+    "promote": "SEARCH TRIAL: put it among the others again",
 }
-TAKES = {"submit": 1, "list": 0, "show": 1, "cancel": 1, "ask": 1, "tell": 2, "plot": 1}
+TAKES = {
+    "submit": 1,
+    "list": 0,
+    "show": 1,
+    "cancel": 1,
+    "ask": 1,
+    "tell": 2,
+    "plot": 1,
+    "demote": 2,
+    "promote": 2,
+}
 ONLY: dict[str, tuple[str, ...]] = {
     "vc": ("submit", "list"),
     "assignments": ("submit",),
@@ -342,6 +354,18 @@ def _tell(arguments: Namespace) -> int:
     return exits.OK
 
 
+def _rank(arguments: Namespace) -> int:
+    (search, trial), verb = arguments.what, arguments.verb
+    path = f"/v1/searches/{quote(search)}/trials/{quote(trial)}/{verb}"
+    answer = client_of(arguments).post(path, {})
+    if arguments.json:
+        print_json(answer)
+    else:
+        where = "is behind all others" if verb == "demote" else "is among the others again"
+        print(f"trial {trial} of {search} {where}")
+    return exits.OK
+
+
 RUN: dict[str, Callable[[Namespace], int]] = {
     "submit": _submit,
     "list": _list,
@@ -350,6 +374,8 @@ RUN: dict[str, Callable[[Namespace], int]] = {
     "ask": _ask,
     "tell": _tell,
     "plot": _plot,
+    "demote": _rank,
+    "promote": _rank,
 }
 
 COMMANDS = {"search": Command(options, run)}

@@ -36,7 +36,7 @@ from skep.wire.access import (
     Wish,
 )
 from skep.wire.bounds import Short, Token
-from skep.wire.reasons import Reason
+from skep.wire.reasons import Reason, meaning
 from skep.wire.roles import Role
 from skep_services.access import secrets
 from skep_services.gateway.api import ApiError, caller_of, forbidden, json_response, number
@@ -170,6 +170,10 @@ class Accounts:
             "vc": caller.vc,
             "roles": _roles(caller),
             "source": caller.source,
+            "may": [
+                {"action": action, "vc": vc, "own_only": own_only}
+                for action, vc, own_only in caller.rights()
+            ],
         }
         view = self._view
         if caller.person and view is not None:
@@ -416,6 +420,7 @@ class Accounts:
             "lines": [plain(line) for line in kept],
             "left_out": len(lines) - len(kept),
             "older": view.older,
+            "texts": meaning(line.why for line in kept),
         }
         return json_response(told)
 

@@ -12,6 +12,21 @@ import msgspec
 
 from skep.wire.links import Link
 from skep.wire.notices import MessageShown, TargetShown
+from skep_services.gateway.cluster_answers import (
+    Alarm,
+    Borrower,
+    BoundCell,
+    CellChain,
+    CellKind,
+    FairVc,
+    JobFate,
+    PersonTold,
+    PromiseRow,
+    ReportTable,
+    VcChange,
+    WindowRow,
+)
+from skep_services.gateway.ledger import Tried
 from skep_services.gateway.rows import (
     Asked,
     Attempt,
@@ -109,12 +124,24 @@ class ChunksKept(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
 
 
+class NodeOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The files on one node: path, bytes, and when it was written (Unix seconds).
+
+    `away`: the node does not answer. `more`: it has more files than are listed.
+    """
+
+    node: str
+    away: bool
+    files: list[tuple[str, int, int]]
+    more: bool
+
+
 class OutputList(msgspec.Struct, frozen=True, kw_only=True):
     """The files that an attempt left, by node."""
 
     job: str
     attempt: int
-    nodes: list[dict[str, Any]]
+    nodes: list[NodeOutputs]
 
 
 class OutputDigest(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +196,7 @@ class JobDetail(Row, kw_only=True, gc=True):
     released: bool = False
     changing: Changing | None = None
     asks: tuple[Asked, ...] = ()
-    trials: Any = None
+    trials: list[Tried] | None = None
     pledged: Pledged | None = None
     building: tuple[NodeBuilds, ...] = ()
 
@@ -198,14 +225,57 @@ class ReasonTold(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = ""
 
 
+class TouchedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen to another job. Without a name it is of a VC that the caller may not see.
+
+    `rate_milli` and `then_milli`: its rate now and then; None: not known.
+    """
+
+    job: str | None
+    vc: str | None
+    what: str
+    gpus: int
+    why: str | None
+    rate_milli: int | None
+    then_milli: int | None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a job: `start` is `now`, `after`, `later` or `unknown`.
+
+    `place` names the first of `nodes` nodes. `awaits` are jobs whose ends come first, `unknown`
+    counts those whose ends are not known; with `limits` some ends are those of time limits.
+    """
+
+    start: str
+    why: str | None
+    text: str
+    needs: str
+    place: str
+    nodes: int
+    chain: str
+    borrows: bool
+    at: int | None
+    ends_at: int | None
+    ends_most: int | None
+    others: list[TouchedJob]
+    others_more: int
+    awaits: list[str]
+    unknown: int
+    limits: bool
+
+
 class WhatIfOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of a waiting job, and what would come of it. `rank` 1 is the least change."""
+    """A change of a waiting job, and what would come of it. `rank` 1 is the least change.
+
+    `spec` is what is to be submitted in its place; None: it only has to wait.
+    """
 
     reason: str
     text: str
-    value: Any = None
+    value: str = ""
     spec: dict[str, Any] | None = None
-    outcome: dict[str, Any]
+    outcome: Outcome
     rank: int | None = None
 
 
@@ -213,7 +283,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """What would start a job. `problem`: why that is not known."""
 
     problem: str
-    outcome: dict[str, Any] | None
+    outcome: Outcome | None
     options: list[WhatIfOption]
     in_vain: list[WhatIfOption]
 
@@ -225,7 +295,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reasons: list[ReasonTold]
     would_change: list[str]
-    trials: Any = None
+    trials: list[Tried] | None = None
     what_if: WhatIf | None = None
 
 
@@ -236,7 +306,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     vc: str
     service_class: str
     gpus: int
-    outcome: dict[str, Any]
+    outcome: Outcome
     estimate: Estimate | None = None
 
 
@@ -254,6 +324,32 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     points: list[CurvePoint]
+
+
+class RateMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that may have changed a job's rate: `kind` is the tag of the event."""
+
+    at: int
+    kind: str
+    text: str
+    reason: str = ""
+
+
+class RateCourse(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a job went, earliest first: lists of one length, as this gateway heard it.
+
+    A point is a stretch up to `at`: the means of `rate_milli` and `utilisation` (thousandths of its
+    devices in use), and the most `memory` (bytes) that a rank of it used.
+    """
+
+    job: str
+    at: list[int]
+    attempt: list[int]
+    steps: list[int]
+    rate_milli: list[int]
+    utilisation: list[int]
+    memory: list[int]
+    marks: list[RateMark]
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,6 +522,44 @@ class GpuList(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[GpuRow]
 
 
+class StageTold(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a learned model has come in a VC, and the figures that it rests on."""
+
+    stage: str
+    since: int
+    why: str
+    decisions: int
+    agreed_milli: int
+    pairs: int
+    gain_milli: int
+    low_milli: int
+    high_milli: int
+    text: str
+
+
+class ExploredTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was drawn last where other choices are tried, and what of the day's budget is spent."""
+
+    choice: int
+    chance: int
+    day: int
+    spent: int
+
+
+class FollowingTold(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a VC is planned by its learned model or by its rule, since when, and why."""
+
+    vc: str
+    follows: bool
+    model: str
+    rule: str
+    why: str
+    text: str
+    since: int
+    stage: StageTold | None = None
+    explored: ExploredTold | None = None
+
+
 class VcRow(msgspec.Struct, frozen=True, kw_only=True):
     """A virtual cluster: the GPUs of its cells, and what its jobs use."""
 
@@ -441,7 +575,7 @@ class VcRow(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     suspended: int
     queued: int
-    following: Any = None
+    following: FollowingTold | None = None
     templates: dict[str, Any] = {}
 
 
@@ -449,7 +583,7 @@ class VcList(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual clusters by name."""
 
     vcs: list[VcRow]
-    alarms: list[Any]
+    alarms: list[Alarm]
 
 
 class TemplateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -482,14 +616,16 @@ class TemplateTaken(msgspec.Struct, frozen=True, kw_only=True):
 class VcUsage(VcRow, frozen=True, kw_only=True):
     """A virtual cluster with its cells: how many, and where each one is."""
 
-    cells: Any = None
+    cells: tuple[CellKind, ...] = ()
+    bound: tuple[BoundCell, ...] = ()
+    borrowers: tuple[Borrower, ...] = ()
 
 
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual clusters with their cells."""
 
     vcs: list[VcUsage]
-    alarms: list[Any]
+    alarms: list[Alarm]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -506,24 +642,51 @@ class Near(msgspec.Struct, frozen=True, kw_only=True):
     near: list[str]
 
 
+class StateTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table: each row is in the order of the columns, of which the first is the key."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+class StateList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tables by name. What changes after `cursor` is in `/v1/state/changes?since=CURSOR`.
+
+    Rows may be newer than the cursor: then they come once more.
+    """
+
+    cursor: str
+    at: int
+    tables: dict[str, StateTable]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster over the last hours, a row for each `step_s` seconds, the oldest first."""
+
+    step_s: int
+    columns: list[str]
+    rows: list[list[Any]]
+
+
 class Cells(msgspec.Struct, frozen=True, kw_only=True):
     """The trees of cells by chain."""
 
-    chains: list[dict[str, Any]]
-    alarms: list[Any]
+    chains: list[CellChain]
+    alarms: list[Alarm]
 
 
 class CellsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What other cells would mean for the jobs that run."""
+    """What other cells would mean for the jobs that run. `missing` are nodes that have not joined."""
 
-    jobs: list[dict[str, Any]]
-    vcs: list[dict[str, Any]]
+    jobs: list[JobFate]
+    vcs: list[VcChange]
+    missing: list[str]
 
 
 class Fair(msgspec.Struct, frozen=True, kw_only=True):
     """What the people of virtual clusters used, and what they may have."""
 
-    vcs: list[dict[str, Any]]
+    vcs: list[FairVc]
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -543,22 +706,66 @@ class Volumes(msgspec.Struct, frozen=True, kw_only=True):
 class Windows(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are kept free for a time."""
 
-    windows: list[dict[str, Any]]
+    windows: list[WindowRow]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """GPU time and jobs, as a table."""
 
     at: int
-    report: dict[str, Any]
+    report: ReportTable
+
+
+class BlamedParty(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose doing a part of a share was: a `job`, a `node`, a `reason`, `others`, ... ."""
+
+    kind: str
+    ns: int
+    name: str = ""
+    vc: str = ""
+
+
+class BlamedShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of one cause, and the GPU time that was held meanwhile (nanoseconds)."""
+
+    cause: str
+    ns: int
+    gpu_ns: int
+    parties: tuple[BlamedParty, ...] = ()
+    text: str = ""
+
+
+class BlamedSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a job's time with one cause."""
+
+    begin: int
+    end: int
+    cause: str
+    parties: tuple[BlamedParty, ...] = ()
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a job went."""
+    """Where the time of a job went: the shares come to `elapsed_ns`, exactly.
+
+    `end` is empty while it has not ended; then `until` is when this was told. `earlier_ns` are
+    before the first of `spans`.
+    """
 
     job: str
-    shares: tuple[dict[str, Any], ...] = ()
-    spans: tuple[dict[str, Any], ...] = ()
+    name: str
+    vc: str
+    gpus: int
+    submitted_at: int
+    until: int
+    end: str
+    elapsed_ns: int
+    held_gpu_ns: int
+    useful_gpu_ns: int
+    slowed_gpu_ns: int
+    lost_gpu_ns: int
+    shares: tuple[BlamedShare, ...]
+    earlier_ns: int
+    spans: tuple[BlamedSpan, ...]
 
 
 class BlameList(msgspec.Struct, frozen=True, kw_only=True):
@@ -571,34 +778,206 @@ class BlameList(msgspec.Struct, frozen=True, kw_only=True):
 class PromiseList(msgspec.Struct, frozen=True, kw_only=True):
     """Deadlines of jobs, and how many were kept."""
 
-    promises: list[dict[str, Any]]
+    promises: list[PromiseRow]
     total: int
     totals: dict[str, dict[str, int]]
 
 
-class Trials(msgspec.Struct, frozen=True, kw_only=True):
-    """What was tried of running jobs, and how it was judged."""
+class KindTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """How many trials of a kind came to what, and the mean gain of those that were kept."""
 
-    trials: list[dict[str, Any]]
+    kind: str
+    open: int
+    kept: int
+    undone: int
+    void: int
+    kept_gain_milli: int | None
+
+
+class ProbesTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What probes took of the GPU time of a VC in the last day, and what they may take.
+
+    `why`: no further one would fit.
+    """
+
+    vc: str
+    probes: int
+    used_s: int
+    most_s: int
+    why: str | None
+
+
+class Trials(msgspec.Struct, frozen=True, kw_only=True):
+    """What was tried of running jobs, and how it was judged. `texts`: what its codes mean."""
+
+    trials: list[Tried]
     total: int
-    totals: Any
+    totals: list[KindTotals]
     forgotten: int
-    following: Any
-    probes: Any
+    following: list[FollowingTold]
+    probes: list[ProbesTold]
+    texts: dict[str, str] = {}
+
+
+class EstimatesHeld(msgspec.Struct, frozen=True, kw_only=True):
+    """How often estimates held that rest on the same: eight of ten should.
+
+    `ranks` counts outcomes by the tenth of their estimate in which they fell.
+    """
+
+    vc: str
+    family: str | None
+    what: str
+    outcomes: int
+    held: int
+    covered: float | None
+    error: float
+    widened: float
+    ranks: list[int]
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """How often estimates held."""
 
-    estimates: list[dict[str, Any]]
+    estimates: list[EstimatesHeld]
     left_out: int
+
+
+class MeasuredAt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mini-batch took at a place, as quantiles over jobs."""
+
+    gpus: int
+    nodes: int
+    batch: int
+    shared: bool
+    p10_ns: int
+    p50_ns: int
+    p90_ns: int
+    jobs: int
+    samples: int
+    spread_milli: int
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A family of jobs on a type of GPU: what was measured, and what is borrowed from which."""
+
+    model: str
+    gpu_type: str
+    fingerprint: dict[str, Any] | None
+    measured: list[MeasuredAt]
+    borrowed: list[dict[str, Any]]
+    borrowed_from: dict[str, Any] | None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of models."""
 
-    models: list[dict[str, Any]]
+    models: list[ModelRow]
     left_out: int = 0
+
+
+class PolicyTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy: what it does, the paper it is from, and its options with their defaults."""
+
+    policy: str
+    does: str
+    source: str
+    options: dict[str, Any]
+
+
+class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
+    """The policies that a virtual cluster may have."""
+
+    policies: list[PolicyTold]
+
+
+class ReplayGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """How the jobs of a VC fared in a run: means over jobs, in seconds."""
+
+    jobs: int
+    jct_s: float | None
+    queue_s: float | None
+
+
+class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How all jobs fared in a run: means over jobs, in seconds. `allocated` is a part of one."""
+
+    jobs: int
+    ended: int
+    refused: int
+    jct_s: float | None
+    queue_s: float | None
+    makespan_s: float
+    allocated: float
+    preempted: int
+    by_vc: dict[str, ReplayGroup]
+
+
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job: how long it waited, and how long it took from its submission to its end.
+
+    Each has three: as it was, simulated as it was, and simulated otherwise. None: it never did.
+    """
+
+    job: str
+    vc: str
+    gpus: int
+    submitted_at: int
+    waited_s: list[float | None]
+    lasted_s: list[float | None]
+
+
+class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a span was, and what it would have been: compare `simulated` and `changed`.
+
+    How close `simulated` is to `was` says how far the simulation can be believed. `jobs` are those
+    with the largest differences, `moved` all that would have ended at another time.
+    """
+
+    was: ReplayRun
+    simulated: ReplayRun
+    changed: ReplayRun
+    jobs: list[ReplayJob]
+    jobs_total: int
+    moved: int
+    left_out: list[str]
+
+
+class PolicyGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy by its name, with the options that are not the defaults."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay. `part` are thousandths of its `phase`; `version` grows with every change."""
+
+    replay: str
+    state: str
+    phase: str
+    part: int
+    since: int
+    until: int
+    policies: dict[str, PolicyGiven]
+    by: str
+    begun_at: int
+    ended_at: int | None
+    reason: str | None
+    text: str
+    version: int
+
+
+class ReplayDetail(ReplayRow, frozen=True, kw_only=True):
+    """A replay with its outcome, once it is done."""
+
+    outcome: ReplayOutcome | None
+
+
+class ReplayList(msgspec.Struct, frozen=True, kw_only=True):
+    """Replays, the newest first."""
+
+    replays: list[ReplayRow]
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -608,8 +987,19 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     repeated: bool = False
 
 
+class MayDo(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the caller may do: in a VC (empty: in any, or it is not about one).
+
+    `own_only`: only to what is the caller's own. Actions are those of the table of rights.
+    """
+
+    action: str
+    vc: str
+    own_only: bool
+
+
 class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway takes the caller for."""
+    """What the gateway takes the caller for, and what it may do."""
 
     name: str
     person: str
@@ -619,12 +1009,13 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     full_name: str = ""
     token: dict[str, Any] | None = None
+    may: tuple[MayDo, ...] = ()
 
 
 class People(msgspec.Struct, frozen=True, kw_only=True):
     """The people that the caller may know of."""
 
-    people: list[dict[str, Any]]
+    people: list[PersonTold]
 
 
 class TokenList(msgspec.Struct, frozen=True, kw_only=True):
@@ -699,12 +1090,33 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     members: list[dict[str, Any]]
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of the audit log."""
+class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A person or a token changed something, or was refused to.
 
-    lines: list[dict[str, Any]]
+    `why` is the reason of a refusal, `reason` what the actor says. `missed` counts refusals of the
+    actor before this one that have no line.
+    """
+
+    at: int
+    actor: str
+    action: str
+    target: str
+    outcome: str
+    vc: str = ""
+    source: str = ""
+    token: str = ""
+    reason: str = ""
+    why: str | None = None
+    missed: int = 0
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of the audit log. `texts`: what the codes of refusals mean."""
+
+    lines: list[AuditLine]
     left_out: int
-    older: Any
+    older: int
+    texts: dict[str, str] = {}
 
 
 class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):

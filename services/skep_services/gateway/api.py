@@ -45,6 +45,8 @@ OPEN_PATHS = (
 )
 """What answers without a token: nothing there names a job or a tenant's secret. To log in, to join
 and to renew one shows something else."""
+API_PREFIX = "/v1/"
+"""What is not under it is the page, and what monitors read."""
 QUERY_NUMBER_MAX = 2**53
 
 CODES: Mapping[str, Reason] = {reason.value: reason for reason in Reason}
@@ -187,7 +189,7 @@ def middleware(
         status = 500
         caller: Caller | None = None
         try:
-            if request.path not in OPEN_PATHS:
+            if not is_open(request.path):
                 caller = await authentication.caller(request)
                 CALLER.set(caller)
                 count(caller)
@@ -223,9 +225,14 @@ def middleware(
     return through
 
 
+def is_open(path: str) -> bool:
+    """Return whether a path answers without a token."""
+    return path in OPEN_PATHS or not path.startswith(API_PREFIX)
+
+
 def caller_of(request: web.Request) -> Caller:
     """Return the caller of the authenticated request that this task answers."""
-    assert request.path not in OPEN_PATHS, request.path
+    assert not is_open(request.path), request.path
     return CALLER.get()
 
 

@@ -8,6 +8,7 @@ or has expired is refused as soon as the fact of it is here.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -29,6 +30,10 @@ from skep_services.gateway.api import ApiError
 from skep_services.gateway.callers import Caller
 
 REASON_HEADER = "Skep-Reason"
+TERMINAL_PROTOCOL = "skep.terminal"
+"""The protocol of a session; the gateway chooses it, and never says a token back."""
+BEARER_PROTOCOL = "skep.bearer."
+"""What the name of the other protocol begins with, which has the token of a browser."""
 VERIFIED_MAX = 10_000
 """Tokens that are known to be right: those of all people, each on its devices."""
 VERIFYING_MAX = 32
@@ -173,7 +178,7 @@ class Authentication:
         """
         source = self.proxies.source(request)
         self._tokens.refresh()
-        header = request.headers.get("Authorization", "")
+        header = request.headers.get("Authorization", "") or _of_websocket(request)
         scheme, _, text = header.partition(" ")
         given = secrets.parse(text.strip()) if scheme.lower() == "bearer" else None
         reason = request.headers.get(REASON_HEADER, "")[:REASON_CHARACTERS_MAX]
@@ -236,6 +241,25 @@ class Authentication:
             refused.caller = caller
             raise refused
         return caller
+
+
+def _of_websocket(request: web.Request) -> str:
+    """Return the Authorization header that a browser cannot send with a WebSocket.
+
+    It may only name protocols: `skep.terminal`, and one that has the token in base64url.
+    """
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        return ""
+    for offered in request.headers.get("Sec-WebSocket-Protocol", "").split(","):
+        name = offered.strip()
+        if name.startswith(BEARER_PROTOCOL):
+            told = name.removeprefix(BEARER_PROTOCOL).encode("utf-8", "replace")
+            try:
+                text = base64.urlsafe_b64decode(told + b"=" * (-len(told) % 4)).decode()
+            except ValueError:
+                return ""
+            return f"Bearer {text}"
+    return ""
 
 
 def digest_of(text: str) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
+from skep.ledger.blame.causes import TEXT
 from skep.ledger.blame.fold import told_of
 from skep.ledger.blame.told import Party, Share, Told, Total, VcTold, tell_vc
 from skep.wire.bounds import LogDecoder
@@ -64,7 +66,7 @@ class Blames:
             told = _TOLD.decode(stored) if stored is not None else None
         if told is None:
             raise _unknown(job)
-        return json_response(seen_by(told, caller_of(request).sees))
+        return json_response(_with_texts(seen_by(told, caller_of(request).sees)))
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer where the time of all jobs of a VC (`vc`) went, or of each VC that may be seen.
@@ -111,6 +113,14 @@ def seen_by(told: Told, vc: Only) -> Told:
         return told
     spans = tuple(replace(span, parties=_hidden(span.parties, vc)) for span in told.spans)
     return replace(told, shares=_shares(told.shares, vc), spans=spans)
+
+
+def _with_texts(told: Told) -> dict[str, Any]:
+    """Return what is answered: each share also says in words what its cause means."""
+    answer: dict[str, Any] = msgspec.to_builtins(told)
+    for share in answer["shares"]:
+        share["text"] = TEXT[share["cause"]]
+    return answer
 
 
 def vc_seen_by(told: VcTold, vc: Only) -> VcTold:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from skep.access.rights import Action, Ruling, may
+from skep.access.rights import RIGHTS, Action, Ruling, Scope, may
 from skep.wire.access import Actor
 from skep.wire.roles import Role, Standing
 
@@ -80,6 +81,23 @@ class Caller(NamedTuple):
         """
         own = self.person != "" and self.person == owner
         return may(action, self.role(vc), own=own, vc=vc)
+
+    def rights(self) -> Iterator[tuple[Action, str, bool]]:
+        """Yield all that it may do, so that a page offers nothing else.
+
+        Yields:
+            An action, the VC (empty: any, or it is not about one), and whether it is only for what
+            is the caller's own.
+        """
+        for action, right in RIGHTS.items():
+            of_vcs = right.scope in {Scope.JOB, Scope.VC} and not self.operator
+            seen = (self.sees,) if isinstance(self.sees, str) else self.sees
+            for vc in seen if of_vcs else ("",):
+                role = self.role(vc) if of_vcs else self.highest
+                if may(action, role):
+                    yield action, vc, False
+                elif may(action, role, own=True):
+                    yield action, vc, True
 
 
 def covers(only: Only, vc: str) -> bool:

@@ -38,7 +38,6 @@ from skep_services.gateway.frozen import frozen
 from skep_services.gateway.health import Health
 from skep_services.gateway.index import Indexer
 from skep_services.gateway.metrics import Metrics
-from skep_services.gateway.page import PAGE, PAGE_POLICY
 from skep_services.gateway.picture import picture
 from skep_services.gateway.shares import fair_view, windows_view
 from skep_services.gateway.submit import Submitter
@@ -109,7 +108,6 @@ class Cluster:
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
         return [
-            web.get("/", self.page),
             web.get("/metrics", self.metrics),
             web.get("/v1/health", self.health),
             web.get("/v1/nodes", self.nodes, allow_head=False),
@@ -128,20 +126,6 @@ class Cluster:
             web.post("/v1/admin/reserve", self.reserve),
             web.post("/v1/admin/unreserve", self.unreserve),
         ]
-
-    async def page(self, request: web.Request) -> web.StreamResponse:
-        """Answer the page for people; it asks for a token and uses the API."""
-        del request
-        return web.Response(
-            body=PAGE,
-            content_type="text/html",
-            charset="utf-8",
-            headers={
-                "Content-Security-Policy": PAGE_POLICY,
-                "Referrer-Policy": "no-referrer",
-                "X-Content-Type-Options": "nosniff",
-            },
-        )
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Answer Prometheus."""
@@ -233,7 +217,7 @@ class Cluster:
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
         """Answer what the cells an operator has in mind would mean for the jobs that run."""
-        asked = _sound(await _operators(request, VcsBody)).cluster
+        asked = _sound(await read_as_operator(request, VcsBody)).cluster
         fold = self._indexer.fold
         after, kept = resolved(fold, asked), take_snapshot(fold.state.cells)
         changes = await asyncio.to_thread(fates, kept, after)
@@ -241,7 +225,7 @@ class Cluster:
 
     async def set_vcs(self, request: web.Request) -> web.StreamResponse:
         """Publish the virtual clusters an operator wants."""
-        wish = _sound(await _operators(request, VcsBody))
+        wish = _sound(await read_as_operator(request, VcsBody))
         done = await self._submitter.tell(caller_of(request), "vcs", wish)
         return json_response(done.body, done.status)
 
@@ -252,7 +236,7 @@ class Cluster:
             ApiError: There is no such node (404), the caller is no operator (403), the body is
                 wrong (400, 422), or the bus does not take it (503).
         """
-        body = await _operators(request, DrainBody)
+        body = await read_as_operator(request, DrainBody)
         node = self._indexer.fold.state.nodes.get(body.node)
         if node is None:
             raise ApiError(404, Reason.UNKNOWN_NODE, f"there is no node {body.node}")
@@ -267,7 +251,7 @@ class Cluster:
             ApiError: There is no such node or GPU (404), the caller is no operator (403), the body
                 is wrong (400, 422), or the bus does not take it (503).
         """
-        body = await _operators(request, QuarantineBody)
+        body = await read_as_operator(request, QuarantineBody)
         node = self._indexer.fold.state.nodes.get(body.node)
         if node is None:
             raise ApiError(404, Reason.UNKNOWN_NODE, f"there is no node {body.node}")
@@ -308,7 +292,7 @@ class Cluster:
             ApiError: The window cannot be (409), the caller is no operator (403), the body is wrong
                 (400, 422), or the bus does not take it (503).
         """
-        window = (await _operators(request, ReserveBody)).window
+        window = (await read_as_operator(request, ReserveBody)).window
         state = self._indexer.fold.state
         if state.windows.get(window.name) != window:
             vcs = state.cells.cluster.vcs
@@ -326,7 +310,7 @@ class Cluster:
             ApiError: There is no such window (404), the caller is no operator (403), the body is
                 wrong (400, 422), or the bus does not take it (503).
         """
-        body = await _operators(request, UnreserveBody)
+        body = await read_as_operator(request, UnreserveBody)
         if body.name not in self._indexer.fold.state.windows:
             text = f"no window is called {body.name}: see `skep reserve ls`"
             raise ApiError(404, Reason.UNKNOWN_WINDOW, text)
@@ -359,17 +343,26 @@ def _sound(body: VcsBody) -> SetVcs:
     return wish
 
 
-async def _operators(request: web.Request, kind: type[Body]) -> Body:
+def operators_only(request: web.Request) -> None:
+    """Let operators pass.
+
+    Raises:
+        ApiError: The caller is no operator (403).
+    """
+    caller = caller_of(request)
+    if not caller.operator:
+        role = f"you are {caller.highest}" if caller.person else f"this token is for VC {caller.vc}"
+        raise ApiError(403, "forbidden", f"only an operator may do this; {role}")
+
+
+async def read_as_operator(request: web.Request, kind: type[Body]) -> Body:
     """Return the body of a request that only operators may make.
 
     Raises:
         ApiError: The caller is no operator (403), or the body is no JSON (400).
         _bad: An ApiError (422): the body is JSON, but not of this kind.
     """
-    caller = caller_of(request)
-    if not caller.operator:
-        role = f"you are {caller.highest}" if caller.person else f"this token is for VC {caller.vc}"
-        raise ApiError(403, "forbidden", f"only an operator may do this; {role}")
+    operators_only(request)
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.ValidationError as error:

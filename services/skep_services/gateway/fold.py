@@ -30,6 +30,7 @@ from skep.ledger.blame import fold as blame_fold
 from skep.ledger.blame import kept as blame_kept
 from skep.ledger.blame.state import Blame
 from skep.ledger.blame.told import Told
+from skep.ledger.history import History, Point
 from skep.ledger.snapshot import Kept
 from skep.ledger.state import ClusterState
 from skep.units import Instant
@@ -108,6 +109,7 @@ from skep.wire.windows import (
 from skep_services.gateway import arrays, changes, pledging
 from skep_services.gateway.holders import partners, use_of
 from skep_services.gateway.ledger import Ledger, Tried
+from skep_services.gateway.news import News
 from skep_services.gateway.rows import ACTIVE, REPEATS_KEPT, Attempt, Event, Heard, Job, Row, State
 from skep_services.gateway.texts import (
     Line,
@@ -151,6 +153,8 @@ class Changes(NamedTuple):
     trials: list[Tried]
     blamed: list[tuple[int, Told]]
     """Where the time of jobs went that have ended, by sequence."""
+    points: list[Point]
+    """The points of the cluster's history that changed."""
     templates: dict[tuple[str, str], TemplateSet | None]
     """By VC and name: what became of templates of managers; None: its VC is gone."""
 
@@ -174,8 +178,14 @@ class Fold:
         """The allocator's state, by its facts."""
         self.blame = Blame()
         """Where the time of each job goes, by the same facts."""
+        self.history_misfits = 0
+        """Facts that the history could not take over: likewise."""
         self.blame_misfits = 0
         """Facts that it could not take over: likewise a bug."""
+        self.history = History()
+        """The cluster over the last days, by the same facts."""
+        self.news = News()
+        """What may be shown otherwise now."""
         self.misfits = 0
         """Facts that the ledger could not take over: that is a bug."""
         self.alarms_raised = 0
@@ -239,6 +249,10 @@ class Fold:
             blame_kept.restore(self.blame, part)
         self.alarms_raised = alarms_raised
 
+    def restore_history(self, points: Iterable[Point], at: int) -> None:
+        """Begin with stored points of the cluster's history, and until when they tell."""
+        self.history.restore(points, at)
+
     def catch_up(self, event: Any) -> None:
         """Take over a message of ALLOC that the rows have and the ledger's state lacks."""
         for fact in event.facts if isinstance(event, codec.Facts) else ():
@@ -295,6 +309,7 @@ class Fold:
             self._ended,
             self.ledger.take(),
             self._blamed,
+            self.history.news(),
             self._templates,
         )
         self._jobs, self._heard, self._specs, self._events, self._ended = {}, {}, {}, [], []
@@ -455,7 +470,9 @@ class Fold:
         drawn = isinstance(fact, AdviceFollowed) and not turns(
             self.state.followed.get(fact.vc), fact
         )
+        self.history.begin(self.state)
         changed = self._follow(fact, at)
+        self._remember(fact, at, changed)
         match fact:
             case AdviceFollowed() if drawn:
                 pass  # The VC is planned as before.
@@ -495,6 +512,8 @@ class Fold:
                 if job is not None:
                     self._of_job(job, fact)
                     self.note(fact, at, describe(fact), job)
+                    if isinstance(fact, JobEnded):
+                        self._lose(job, fact)
         if not isinstance(fact, GpusShared):  # What follows in its record does it.
             for name in dict.fromkeys(changed):
                 self._show_use(name)
@@ -522,6 +541,29 @@ class Fold:
         job = self.state.jobs.get(name)
         shared = partners(self.state, name, job.attempt) if job is not None else ()
         return (name, *delta.partners, *map(job_of, shared)) if name else delta.partners
+
+    def _remember(self, fact: Any, at: Instant, changed: tuple[str, ...]) -> None:
+        """Have the history take over a fact; a bug there must not end the process."""
+        self.news.fact(fact)
+        try:
+            self.history.take(self.state, fact, at, changed)
+        except Exception:
+            self.history_misfits += 1
+            self.history.counted = False
+            if self.history_misfits == 1:
+                log.exception("a fact does not fit the history", kind=type(fact).__name__)
+
+    def _lose(self, job: Job, fact: JobEnded) -> None:
+        """Take what a job lost from the history of the time in which it trained."""
+        told = self._blamed[-1][1] if self._blamed else None
+        if told is None or told.job != job.row.job:
+            return
+        spans = [
+            (each.started_at, each.ended_at or fact.at)
+            for each in job.attempts
+            if each.started_at is not None
+        ]
+        self.history.lose(told.vc, told.lost_gpu_ns, spans)
 
     def _blame(self, fact: Any, at: Instant) -> None:
         """Take over what a fact says of where time goes; a bug there must not end the process."""
@@ -720,6 +762,7 @@ class Fold:
             self.newest = max(self.newest, sequence)
         self._jobs[name] = job
         self.touched.append(name)
+        self.news.job(name)
         return job
 
     def _at_hand(self, name: str) -> Job | None:

@@ -50,6 +50,13 @@ class Health:
                 self._asked_at = self._clock.now()
             return self._answer
 
+    async def silent(self) -> list[str]:
+        """Return the services, without those of nodes, that do not answer."""
+        answers = await asyncio.gather(*(self._ask(name) for name in self._services))
+        return [
+            name for name, answer in zip(self._services, answers, strict=True) if not answer["ok"]
+        ]
+
     async def _look(self) -> dict[str, Any]:
         now = self._clock.now()
         nodes = {

@@ -90,6 +90,7 @@ class Indexer:
         self.fold = Fold(model.job)
         self.fold.restore(start.jobs, start.heard, start.newest, start.trials)
         self.fold.restore_state(start.kept, start.saved.alarms_raised, start.blame)
+        self.fold.restore_history(start.points, start.saved.history_at)
         for each in start.templates:
             self.fold.templates.apply(each)
         self.fold.facts, self.fold.event_seq = start.saved.facts, start.saved.event_seq
@@ -297,6 +298,7 @@ class Indexer:
                 vc: (made, kept, broken) for vc, (made, kept, broken) in self.fold.promises.items()
             },
             broken={vc: dict(causes) for vc, causes in self.fold.broken.items()},
+            history_at=self.fold.history.at,
         )
         return Batch(
             jobs=[_job_row(job) for job in changes.jobs.values()],
@@ -309,6 +311,7 @@ class Indexer:
             trials=[(tried.trial, encode(tried)) for tried in changes.trials],
             blame=blame,
             blamed=[(sequence, encode(told)) for sequence, told in changes.blamed],
+            points=[(point.at, encode(point)) for point in changes.points],
             templates=[
                 (*key, encode(fact) if fact is not None and fact.template is not None else b"")
                 for key, fact in changes.templates.items()

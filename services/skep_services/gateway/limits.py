@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -32,13 +33,25 @@ FOLLOWED_MAX = 64
 SEARCHED_MAX = 4
 """Logs that one tenant searches at once."""
 
+PAGES_MAX = 16
+"""Streams of changes of one tenant or person: as many pages that it has open."""
+
 ANSWER_WITHIN_S = 1.0
 MOST = {
     "event streams": STREAMS_MAX,
+    "streams of changes": PAGES_MAX,
     "followed logs": FOLLOWED_MAX,
     "searched logs": SEARCHED_MAX,
     "sessions": SESSIONS_MAX,
 }
+
+
+class Nearly(NamedTuple):
+    """A limit that is near: whose (as it is counted), of what, and a sentence."""
+
+    counted: str
+    what: str
+    text: str
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -158,15 +171,23 @@ class Limits:
         Args:
             only: A caller, as it is counted; empty: all.
         """
+        return [each.text for each in self.nearly() if only in {"", each.counted}]
+
+    def nearly(self) -> list[Nearly]:
+        """Return the limits of which a caller uses four fifths or more, or that it met."""
         told = []
-        for (vc, what), count in sorted(self._open.items()):
+        for (counted, what), count in sorted(self._open.items()):
             most = MOST[what]
-            if vc and only in {"", vc} and 5 * count >= 4 * most:
-                told.append(f"{vc} has {count} of {most} {what} open")
+            if counted and 5 * count >= 4 * most:
+                text = f"{counted} has {count} of {most} {what} open"
+                told.append(Nearly(counted, what, text))
         told += [
-            f"{vc} met its limits at the gateway {count} times since its start"
-            for vc, count in sorted(self.refused.items())
-            if only in {"", vc}
+            Nearly(
+                counted,
+                "requests",
+                f"{counted} met its limits at the gateway {count} times since its start",
+            )
+            for counted, count in sorted(self.refused.items())
         ]
         return told
 

@@ -9,6 +9,7 @@ from skep.units import NS_PER_SECOND, Duration, Instant, seconds
 from skep.wire.advice import Outlook, QueueAdvice
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reports import Building, Heartbeat
+from skep_services.gateway.courses import Courses
 from skep_services.gateway.curves import Curves
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import Job, State
@@ -32,6 +33,8 @@ class Live:
         """Thousandths of each running job's devices in use."""
         self.rates_at: Instant | None = None
         self.curves = Curves()
+        self.courses = Courses()
+        """How fast jobs went, and how much of their devices they used."""
         self.rates: dict[str, JobRate] = {}
         """The latest rate of each running job, and the latest that says how steady it is."""
         self.steady: dict[str, JobRate] = {}
@@ -68,6 +71,7 @@ class Live:
                 if job is not None and job.row.state is not State.SUSPENDED:
                     if isinstance(message, Stalled):
                         job.row.stalled_since = None if message.over else message.since
+                        self._fold.news.job(message.job)
                     self._fold.note(message, message.at, describe_finding(message), job)
             case _:
                 pass  # What cannot be read costs nothing here: the next message says it again.
@@ -128,6 +132,9 @@ class Live:
             if job is not None:
                 self.utilisation[rate.job] = rate.utilisation
                 self.rates[rate.job] = rate
+                if job.row.state is not State.SUSPENDED:
+                    # The introspector's window still has mini-batches of before.
+                    self.courses.take(rate, rates.at)
                 if rate.samples:
                     self.steady[rate.job] = rate
                 _rated(job, rate)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skep.ledger.blame import kept as blame_kept
+from skep.ledger.history import POINTS_MAX, STEP, Point
 from skep.ledger.snapshot import Kept
 from skep.wire.bounds import LogDecoder
 from skep.wire.template_facts import TemplateSet
@@ -66,6 +67,8 @@ KEPT = "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY, doc BLOB NO
 BLAME_KEPT = "CREATE TABLE IF NOT EXISTS blame_kept (number INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 BLAMED = "CREATE TABLE IF NOT EXISTS blamed (sequence INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
 """Where time went: of unfinished jobs in pieces, of ended ones each. Likewise."""
+HISTORY = "CREATE TABLE IF NOT EXISTS history (at INTEGER PRIMARY KEY, doc BLOB NOT NULL)"
+"""The points of the cluster's history. Likewise."""
 TEMPLATES = (
     "CREATE TABLE IF NOT EXISTS templates "
     "(vc TEXT, name TEXT, doc BLOB NOT NULL, PRIMARY KEY (vc, name))"
@@ -98,6 +101,7 @@ _JOBS: LogDecoder[Job] = LogDecoder(Job)
 _HEARD: LogDecoder[Heard] = LogDecoder(Heard)
 _KEPT: LogDecoder[Kept] = LogDecoder(Kept)
 _BLAME: LogDecoder[blame_kept.Kept] = LogDecoder(blame_kept.Kept)
+_POINTS: LogDecoder[Point] = LogDecoder(Point)
 _TRIALS: LogDecoder[Tried] = LogDecoder(Tried)
 _TEMPLATES: LogDecoder[TemplateSet] = LogDecoder(TemplateSet)
 
@@ -118,6 +122,8 @@ class Saved(msgspec.Struct, frozen=True):
     """By VC: promises that were made, kept and broken."""
     broken: dict[str, dict[str, int]] = {}
     """By VC and cause."""
+    history_at: int = 0
+    """Until when the points of the history tell."""
 
 
 _SAVED = msgspec.json.Decoder(Saved)
@@ -133,6 +139,7 @@ class Start(NamedTuple):
     trials: list[Tried]
     kept: list[Kept]
     blame: list[blame_kept.Kept]
+    points: list[Point]
     templates: list[TemplateSet]
 
 
@@ -156,6 +163,7 @@ class Batch(NamedTuple):
     kept: Sequence[tuple[int, bytes]] = ()
     blame: Sequence[tuple[int, bytes]] = ()
     blamed: Sequence[tuple[int, bytes]] = ()
+    points: Sequence[tuple[int, bytes]] = ()
     templates: Sequence[tuple[str, str, bytes]] = ()
     """By VC and name; empty: it is removed."""
 
@@ -239,6 +247,7 @@ class Model:
                 self._writer.execute("DELETE FROM blame_kept")
                 run("INSERT INTO blame_kept VALUES (?, ?)", batch.blame)
             run("INSERT OR REPLACE INTO blamed VALUES (?, ?)", batch.blamed)
+            run("INSERT OR REPLACE INTO history VALUES (?, ?)", batch.points)
             run("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", batch.templates)
             if batch.templates:
                 self._writer.execute("DELETE FROM templates WHERE doc = x''")
@@ -340,7 +349,7 @@ class Model:
         if version != SCHEMA_VERSION:
             text = f"schema version {version}, this program writes {SCHEMA_VERSION}"
             raise OutdatedError(text)
-        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK):
+        for table in (KEPT, BLAME_KEPT, BLAMED, TEMPLATES, BY_TASK, HISTORY):
             self._writer.execute(table)
         return self._read_start()
 
@@ -371,6 +380,7 @@ class Model:
             [_TRIALS.decode(row[0]) for row in trials],
             kept,
             blame,
+            [_POINTS.decode(row[0]) for row in one("SELECT doc FROM history ORDER BY at")],
             [_TEMPLATES.decode(row[0]) for row in one("SELECT doc FROM templates")],
         )
 
@@ -400,6 +410,9 @@ class Model:
         if batch.blamed:
             oldest = max(sequence for sequence, _ in batch.blamed) - BLAMED_KEPT
             self._writer.execute("DELETE FROM blamed WHERE sequence <= ?", (oldest,))
+        if batch.points:
+            oldest = max(at for at, _ in batch.points) - POINTS_MAX * STEP
+            self._writer.execute("DELETE FROM history WHERE at <= ?", (oldest,))
         if batch.trials:
             oldest = max(trial for trial, _ in batch.trials) - TRIALS_KEPT
             self._writer.execute("DELETE FROM trials WHERE trial <= ?", (oldest,))

@@ -15,7 +15,7 @@ from skep.wire.changes import ASKS
 from skep.wire.search import SearchSpec
 from skep.wire.spec import JobSpec
 from skep.wire.trials import Kind
-from skep_services.gateway import answers
+from skep_services.gateway import answers, cluster_answers
 from skep_services.gateway.accounts import (
     BindBody,
     GroupRolesBody,
@@ -33,15 +33,19 @@ from skep_services.gateway.cluster import (
     UnreserveBody,
     VcsBody,
 )
+from skep_services.gateway.cluster_file import ClusterFileBody
+from skep_services.gateway.columns import TABLES
 from skep_services.gateway.jobs import WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody
 from skep_services.gateway.notices import TestBody
 from skep_services.gateway.promises import NEWEST, OUTCOMES
+from skep_services.gateway.replays import ReplayBody
 from skep_services.gateway.requeue import Requeue
 from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
+from skep_services.gateway.state import HOURS, HOURS_MAX
 from skep_services.gateway.submit import KEY_MAX
 from skep_services.gateway.templates import TemplateBody
 
@@ -91,6 +95,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 NAME_OR_ALL: Schema = {**NAME, "pattern": f"^$|{NAME['pattern']}"}
 VC = Parameter("vc", NAME_OR_ALL, "Only what is of this virtual cluster; empty: of all.")
+TABLE_NAMES = Parameter(
+    "tables",
+    {**TEXT, "examples": ["jobs,totals"]},
+    f"Which tables, with commas between: {', '.join(TABLES)}; empty: all.",
+)
 LIMIT = Parameter("limit", COUNT, "At most so many.")
 KEY = Parameter(
     "Idempotency-Key",
@@ -114,6 +123,7 @@ PATH: dict[str, Schema] = {
     "name": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
     "scope": one_of("vc", "person"),
     "owner": NAME,
+    "replay": {"type": "string", "pattern": "^r[1-9][0-9]{0,8}$"},
     "digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     "node": NAME,
     "key": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
@@ -131,6 +141,7 @@ PATH_TEXTS = {
     "scope": "Whose secret it is: a virtual cluster's or a person's.",
     "owner": "The virtual cluster or the person.",
     "do": "What is done.",
+    "replay": "The id of a replay (`r2`).",
     "digest": "The SHA-256 of a snapshot's list.",
     "node": "A node.",
     "key": "What an environment is known by.",
@@ -296,6 +307,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/jobs/{job}/curve"): get(
         "jobs", "Show what a job said about its training.", answers.Curve, errors=(404, 409)
+    ),
+    ("GET", "/v1/jobs/{job}/rates"): get(
+        "jobs",
+        "Show how fast a job went over time, and what may have changed that.",
+        answers.RateCourse,
+        errors=(404, 409),
     ),
     ("GET", "/v1/jobs/{job}/events"): get(
         "events", "List what happened to a job.", answers.EventList, errors=(404, 409)
@@ -592,6 +609,40 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{model}"): get(
         "cluster", "Show what was measured of a model.", answers.ModelList, VC, errors=(400, 404)
     ),
+    ("GET", "/v1/state"): get(
+        "cluster",
+        "List tables of jobs, nodes, GPUs, virtual clusters, searches, totals and alerts.",
+        answers.StateList,
+        TABLE_NAMES,
+        VC,
+        errors=(400,),
+    ),
+    ("GET", "/v1/state/changes"): get(
+        "cluster",
+        "Follow what changes in these tables, as server-sent events.",
+        None,
+        TABLE_NAMES,
+        VC,
+        Parameter("since", {**TEXT, "examples": ["5f3a-17"]}, "The cursor to go on from."),
+        Parameter("Last-Event-ID", TEXT, "The same, of a client that reconnects.", "header"),
+        media="text/event-stream",
+        errors=(400, 503),
+    ),
+    ("GET", "/v1/history"): get(
+        "cluster",
+        "Show GPUs, waiting jobs and useful time over the last hours.",
+        answers.History,
+        Parameter(
+            "hours",
+            {"type": "integer", "minimum": 1, "maximum": HOURS_MAX, "default": HOURS},
+            "How many hours.",
+        ),
+        VC,
+        errors=(400,),
+    ),
+    ("GET", "/v1/policies"): get(
+        "cluster", "List the policies that a virtual cluster may have.", answers.PolicyList
+    ),
     ("GET", "/v1/limits"): get("cluster", "Say which limits are near.", answers.Near),
     ("GET", "/v1/health"): get(
         "cluster", "Say whether every process is well.", answers.Health, open=True
@@ -605,12 +656,52 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "cluster", "Show this document as a page.", None, media="text/html", open=True
     ),
     # --- operators ---
+    ("GET", "/v1/cluster-file"): get(
+        "operators",
+        "Show the cluster file that says what is set now.",
+        cluster_answers.ClusterFile,
+        errors=(403,),
+    ),
+    ("POST", "/v1/cluster-file/check"): post(
+        "operators",
+        "Say what is wrong with the text of a cluster file, and on which line.",
+        cluster_answers.ClusterFileChecked,
+        ClusterFileBody,
+        example={"text": "vcs: {nlp: {gpus: 8}, vision: {gpus: 8}}"},
+    ),
     ("POST", "/v1/cells/plan"): post(
         "operators",
         "Ask what other cells would mean for the jobs that run.",
         answers.CellsPlan,
         VcsBody,
         example=VCS_EXAMPLE,
+    ),
+    ("GET", "/v1/replays"): get(
+        "operators", "List the replays that the gateway keeps.", answers.ReplayList
+    ),
+    ("POST", "/v1/replays"): post(
+        "operators",
+        "Simulate what a past span would have been under other policies.",
+        answers.ReplayRow,
+        ReplayBody,
+        status=201,
+        example={
+            "since": 1_796_025_600_000_000_000,
+            "until": 1_796_032_800_000_000_000,
+            "policies": {"nlp": {"name": "srtf"}},
+        },
+        errors=(404, 408),
+    ),
+    ("GET", "/v1/replays/{replay}"): get(
+        "operators",
+        "Show a replay with its outcome, at once or when it has changed.",
+        answers.ReplayDetail,
+        Parameter("seen", COUNT, "Wait while it is as in this version."),
+        WAIT,
+        errors=(400, 404),
+    ),
+    ("DELETE", "/v1/replays/{replay}"): Operation(
+        tag="operators", text="End a replay that runs.", answer=answers.ReplayRow, errors=(404, 409)
     ),
     ("POST", "/v1/admin/vcs"): post(
         "operators",

@@ -19,13 +19,16 @@ from skep.units import KIB, NS_PER_SECOND
 from skep.wire import codec, subjects
 from skep_services.adapters.nats_access import GATEWAY
 from skep_services.collection import short_pauses
+from skep_services.gateway import policies
 from skep_services.gateway.api import Tokens, middleware
 from skep_services.gateway.blame import Blames
 from skep_services.gateway.caches import Caches
 from skep_services.gateway.cluster import Cluster
+from skep_services.gateway.cluster_file import ClusterFiles
 from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
 from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
+from skep_services.gateway.feed import Feed
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -41,9 +44,13 @@ from skep_services.gateway.openapi import OpenApi
 from skep_services.gateway.outputs import Outputs
 from skep_services.gateway.peopled import NO_PEOPLE, Peopled, PeopleSettings, people_settings
 from skep_services.gateway.promises import PromiseCounts, Promises
+from skep_services.gateway.rates import Rates
+from skep_services.gateway.replays import Replays
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
+from skep_services.gateway.site import Site
+from skep_services.gateway.state import StateViews
 from skep_services.gateway.streams import Streams
 from skep_services.gateway.submit import Submitter
 from skep_services.gateway.templates import Templates
@@ -102,6 +109,8 @@ class Gateway:
         self.code_store = CodeStore(bus, clock, self._named)
         self.code = Code(bus, self.code_store, lambda: self.indexer.fold.state, identity)
         self._collecting: asyncio.Task[None] | None = None
+        self._feed: Feed | None = None
+        self._feeding: asyncio.Task[None] | None = None
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
@@ -165,6 +174,10 @@ class Gateway:
     async def close(self) -> None:
         """Stop answering, stop following, write what is left."""
         self.hub.close()
+        if self._feed is not None and self._feeding is not None:
+            self._feed.close()
+            self._feeding.cancel()
+            await asyncio.wait((self._feeding,), timeout=SHUTDOWN_S)
         if self._collecting is not None:
             self._collecting.cancel()
         await self.code.close()
@@ -303,6 +316,10 @@ class Gateway:
         )
         searches = Searches(self.searches, watch, submitter, clock)
         metrics.add(Gauges(self.searches))
+        self._feed = feed = Feed(
+            indexer, self.searches, limits, estimates, clock, path=self._path, silent=health.silent
+        )
+        self._feeding = asyncio.create_task(feed.run())
         application = web.Application(
             middlewares=[
                 middleware(self.people.authentication, metrics, limits.request, self.people.refused)
@@ -310,6 +327,8 @@ class Gateway:
             client_max_size=BODY_BYTES_MAX,
         )
         application.on_shutdown.append(terminals.close)
+        replays = Replays(indexer, watch, clock)
+        application.on_shutdown.append(replays.close)
         trials, blames = Trials(indexer, clock, self.models.stages), Blames(indexer, jobs, clock)
         metrics.add(PromiseCounts(indexer.fold))
         metrics.add(OutcomeCounts(self.models.calibration))
@@ -325,8 +344,12 @@ class Gateway:
                 *trials.routes(),
                 *blames.routes(),
                 *Reports(indexer, clock).routes(),
+                *ClusterFiles(indexer).routes(),
                 *Promises(indexer).routes(),
+                *policies.routes(),
+                *replays.routes(),
                 *limits.routes(),
+                *StateViews(feed, limits, indexer.fold, clock).routes(),
                 *self.people.routes(),
                 *self.secrets.routes(),
                 *self.code.routes(),
@@ -336,7 +359,9 @@ class Gateway:
                 *Volumes(indexer).routes(),
                 *Templates(indexer, submitter).routes(),
                 *Links(indexer, jobs, logs).routes(),
+                *Rates(indexer, jobs).routes(),
                 *OpenApi().routes(),
+                *Site().routes(),
             ]
         )
         return application

@@ -84,16 +84,16 @@ class Streams:
         if self._hub.readers >= READERS_MAX:
             text = f"{READERS_MAX} event streams are open, as many as there may be"
             raise ApiError(503, "too-many-streams", text)
-        response = _streaming("text/event-stream")
+        response = streaming("text/event-stream")
         self._hub.readers += 1
         try:
             await response.prepare(request)
-            await _write(request, response, b": events follow\n\n")
+            await write(request, response, b": events follow\n\n")
             newest = self._hub.newest
             since = newest if query.since is None else query.since
             if since > newest:
                 # The numbers are from a file that was rebuilt since: they mean nothing here.
-                await _write(request, response, b": the numbering began anew\n\n")
+                await write(request, response, b": the numbering began anew\n\n")
                 since = newest
             await self._walk(request, response, query, since)
         finally:
@@ -111,7 +111,7 @@ class Streams:
             # An empty page: nothing that matches was stored up to what was newest before.
             seq = page[-1][0] if page else newest
             if page:
-                await _write(request, response, _frames(page))
+                await write(request, response, _frames(page))
         while ring is not None and not self._hub.closed:
             seq = ring[-1].seq if ring else seq
             wanted = [
@@ -120,13 +120,13 @@ class Streams:
                 if covers(query.vc, event.vc) and query.job in {"", event.job}
             ]
             if wanted:
-                await _write(request, response, _frames(wanted))
+                await write(request, response, _frames(wanted))
             if not await self._hub.wait(seq, ALIVE_EVERY_S):
-                await _write(request, response, b": alive\n\n")
+                await write(request, response, b": alive\n\n")
             ring = self._hub.after(seq)
         if ring is None:
             self._hub.cut += 1
-            await _write(request, response, b": too slow; go on with Last-Event-ID\n\n")
+            await write(request, response, b": too slow; go on with Last-Event-ID\n\n")
 
     # --- logs ----------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Streams:
         lines = Lines(wanted.text, tail.offset, any_case=wanted.any_case)
         last = None if wanted.tail is None else Last(wanted.tail)
         piece, attempt = await tail.first(), tail.attempt
-        response = _streaming("application/x-ndjson")
+        response = streaming("application/x-ndjson")
         response.headers["Skep-Attempt"] = str(attempt)
         await response.prepare(request)
         if piece:
@@ -193,7 +193,7 @@ class Streams:
             if last is not None:
                 last.take(found)
             elif told := lines.told(found):
-                await _write(request, response, told)
+                await write(request, response, told)
         async for piece in tail.rest():
             found = lines.end() if tail.attempt != attempt else []
             attempt = tail.attempt
@@ -204,7 +204,7 @@ class Streams:
                     continue
                 found, last = last.lines(), None
             if told := lines.told(found):
-                await _write(request, response, told)
+                await write(request, response, told)
             elif not piece and (request.transport is None or request.transport.is_closing()):
                 return response
         found = lines.end()
@@ -212,7 +212,7 @@ class Streams:
             last.take(found)
             found = last.lines()
         if found:
-            await _write(request, response, lines.told(found))
+            await write(request, response, lines.told(found))
         return response
 
     async def _pass_on(
@@ -221,16 +221,16 @@ class Streams:
         await tail.begin(wanted.tail, wanted.ago_s)
         offset = tail.offset
         first = await tail.first()
-        response = _streaming("text/plain")
+        response = streaming("text/plain")
         response.charset = "utf-8"
         response.headers["Skep-Attempt"] = str(tail.attempt)
         response.headers["Skep-Offset"] = str(offset)
         await response.prepare(request)
         if first:
-            await _write(request, response, first)
+            await write(request, response, first)
         async for data in tail.rest():
             if data:
-                await _write(request, response, data)
+                await write(request, response, data)
             elif request.transport is None or request.transport.is_closing():
                 break
         return response
@@ -278,7 +278,8 @@ def _since(request: web.Request) -> int | None:
     return number(request, "since", 0) if "since" in request.query else None
 
 
-def _streaming(content_type: str) -> web.StreamResponse:
+def streaming(content_type: str) -> web.StreamResponse:
+    """Return an answer that goes on, which nothing on its way may gather."""
     response = web.StreamResponse()
     response.content_type = content_type
     # Proxies that gather an answer before passing it on would hold back every line.
@@ -288,7 +289,7 @@ def _streaming(content_type: str) -> web.StreamResponse:
     return response
 
 
-async def _write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+async def write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
     """Write, and cut the connection of a client that takes nothing.
 
     Raises:

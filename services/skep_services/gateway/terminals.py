@@ -25,6 +25,7 @@ from skep.wire import codec, subjects, terminal
 from skep.wire.reasons import Reason
 from skep.wire.terminal import FRAME_COST, WINDOW_BYTES, Alive, Frame, Kind, Open, Over
 from skep_services.gateway.api import ApiError, caller_of, forbidden
+from skep_services.gateway.authentication import TERMINAL_PROTOCOL
 from skep_services.gateway.callers import Caller
 from skep_services.gateway.jobs import Jobs
 from skep_services.gateway.limits import SESSIONS_MAX, Limits
@@ -94,7 +95,11 @@ class Terminals:
         caller = caller_of(request)
         admit(caller, job)
         socket = web.WebSocketResponse(
-            max_msg_size=MESSAGE_BYTES_MAX, compress=False, timeout=1.0, autoclose=True
+            max_msg_size=MESSAGE_BYTES_MAX,
+            compress=False,
+            timeout=1.0,
+            autoclose=True,
+            protocols=(TERMINAL_PROTOCOL,),
         )
         if not socket.can_prepare(request):
             text = "a session is a WebSocket: `skep exec` opens one"

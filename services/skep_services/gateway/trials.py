@@ -14,7 +14,7 @@ from skep.ledger import probes
 from skep.ledger.state import ClusterState
 from skep.units import NS_PER_SECOND, Duration, Instant
 from skep.wire.following import StageSet
-from skep.wire.reasons import Reason
+from skep.wire.reasons import Reason, meaning
 from skep.wire.trials import Kind
 from skep_services.gateway.api import ApiError, caller_of, json_response, number, unknown_job
 from skep_services.gateway.following import following_view
@@ -44,14 +44,16 @@ class Trials:
         limit = number(request, "limit", LIMIT, TRIALS_KEPT)
         asked = self._asked(request)
         found = fold.ledger.matching(asked)
+        shown = found[max(0, len(found) - limit) :] if limit else []
         return json_response(
             {
-                "trials": found[max(0, len(found) - limit) :] if limit else [],
+                "trials": shown,
                 "total": len(found),
                 "totals": totals(found),
                 "forgotten": fold.ledger.forgotten,
                 "following": following_view(fold.state, self._stages, asked.vc),
                 "probes": budgets(fold.state, asked.vc, self._clock.now()),
+                "texts": meaning(why for one in shown for why in (one.begun_why, one.why)),
             }
         )
 

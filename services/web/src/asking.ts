@@ -1,0 +1,39 @@
+// What is asked of the gateway once, and asked again when something about it has changed.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export interface Asked<T> {
+  value: T | null;
+  problem: string;
+}
+
+/** Ask, and ask again whenever one of `needs` changes; what was answered stays meanwhile. */
+export function useAsked<T>(ask: () => Promise<T>, needs: unknown[]): Asked<T> {
+  const [asked, setAsked] = useState<Asked<T>>({ value: null, problem: "" });
+  useEffect(() => {
+    let over = false;
+    ask().then(
+      (value) => over || setAsked({ value, problem: "" }),
+      (error: Error) => over || setAsked((before) => ({ ...before, problem: error.message })),
+    );
+    return () => {
+      over = true;
+    };
+  }, needs);
+  return asked;
+}
+
+/** Return a value that follows another one, but changes at most once in so many milliseconds. */
+export function useSettled<T>(value: T, ms: number): T {
+  const [settled, setSettled] = useState(value);
+  const last = useRef(0);
+  useEffect(() => {
+    const wait = Math.max(0, last.current + ms - performance.now());
+    const timer = setTimeout(() => {
+      last.current = performance.now();
+      setSettled(value);
+    }, wait);
+    return () => clearTimeout(timer);
+  }, [value, ms]);
+  return settled;
+}

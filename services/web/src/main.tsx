@@ -1,0 +1,14 @@
+// The entry: takes a token from the address, and draws the application.
+
+import "./styles.css";
+
+import { render } from "preact";
+
+import { App } from "./app";
+import { followLinks } from "./router";
+import { takeTokenFromAddress } from "./session";
+
+takeTokenFromAddress();
+followLinks();
+const root = document.getElementById("app");
+if (root) render(<App />, root);

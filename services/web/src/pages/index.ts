@@ -1,0 +1,65 @@
+// The pages there are: where each is in the address bar, and who is offered it.
+
+import type { ComponentType } from "preact";
+
+import { may } from "../session";
+import { AuditPage } from "./audit";
+import { ClusterPage } from "./cluster";
+import { JobPage } from "./job";
+import { JobsPage } from "./jobs";
+import { LedgerPage } from "./ledger";
+import { OverviewPage } from "./overview";
+import { PoliciesPage } from "./policies";
+import { ReplayPage } from "./replay";
+import { SearchPage } from "./search";
+import { SearchesPage } from "./searches";
+import { SubmitPage } from "./submit";
+import { TenantPage } from "./tenant";
+import { TenantsPage } from "./tenants";
+
+export interface PageOf {
+  name: string;
+  path: string;
+  inNavigation: boolean;
+  matches: (path: string) => boolean;
+  titleOf: (path: string) => string;
+  /** Paths with the same key are one page that changes; with another key it begins anew. */
+  keyOf: (path: string) => string;
+  offered: () => boolean;
+  Page: ComponentType;
+}
+
+function page(name: string, path: string, Page: ComponentType, offered = () => true): PageOf {
+  return {
+    name, path, Page, offered, inNavigation: true,
+    matches: (shown) => shown === path,
+    titleOf: () => name,
+    keyOf: () => path,
+  };
+}
+
+function detail(name: string, under: string, Page: ComponentType): PageOf {
+  const nameOf = (path: string) => decodeURIComponent(path.slice(under.length + 1));
+  return {
+    name, path: under, Page, offered: () => true, inNavigation: false,
+    matches: (shown) => shown.startsWith(`${under}/`) && shown.length > under.length + 1,
+    titleOf: nameOf,
+    keyOf: (path) => path,
+  };
+}
+
+export const pages: PageOf[] = [
+  page("Overview", "/", OverviewPage),
+  page("Jobs", "/jobs", JobsPage),
+  detail("Job", "/jobs", JobPage),
+  page("Submit", "/submit", SubmitPage, () => may("submit")),
+  page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
+  page("Tenants", "/tenants", TenantsPage, () => may("see-reports")),
+  detail("Tenant", "/tenants", TenantPage),
+  page("Searches", "/searches", SearchesPage),
+  detail("Search", "/searches", SearchPage),
+  page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
+  page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
+  page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
+  page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
+];
