@@ -64,7 +64,8 @@ test-nightly: export HYPOTHESIS_PROFILE ?= all
 test-nightly: $(READY) ## Run all tests there are
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
 
-CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check web-check
+CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check \
+	web-check
 check: $(CHECKS) ## All but the tests, as CI does
 	@echo "check: all good"
 

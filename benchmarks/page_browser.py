@@ -155,7 +155,7 @@ async def _in_browser(url: str, feed: Feed, given: argparse.Namespace) -> dict[s
         if given.pictures is not None:
             await _pictures(browser, url, feed, given.pictures)
         await browser.close()
-    views = {
+    views: dict[str, Any] = {
         "ms": percentiles([one["ms"] for one in first], 1),
         "bytes": max(one["bytes"] for one in first),
     }

@@ -38,7 +38,7 @@ LINE_COLUMNS_MAX = 100
 
 PACKAGES = {
     "libs": ("skep", "skep_job", "skep_lab", "skep_ps"),
-    "services": ("skep_client", "skep_services"),
+    "services": ("skep_client", "skep_services", "web"),
 }
 MAY_IMPORT = {
     "libs/": (),
@@ -64,7 +64,7 @@ TEXT_SUFFIXES = (
     ".yml",
 )
 SOURCE_NAMES = ("Dockerfile", "Makefile", "run")
-SKIPPED_FOLDERS = ("__pycache__", "build", "dist", "htmlcov", "node_modules", "out")
+SKIPPED_FOLDERS = ("__pycache__", "build", "dist", "htmlcov", "node_modules", "out", "site")
 HIDDEN_FOLDERS_READ = (".ci", ".github")
 
 RULES = tuple(re.findall(r"^    ([a-z]+(?:-[a-z]+)?) +[a-z]", __doc__, re.MULTILINE))

@@ -139,7 +139,8 @@ def axe(page: Any) -> list[dict[str, Any]]:
         {
             "expression": "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa',"
             " 'wcag22aa', 'best-practice']}).then((found) => JSON.stringify(found.violations.map("
-            "(one) => ({rule: one.id, help: one.help, where: one.nodes.map((n) => n.target[0])}))))",
+            "(one) => ({rule: one.id, help: one.help,"
+            " where: one.nodes.map((node) => node.target[0])}))))",
             "awaitPromise": True,
             "returnByValue": True,
         },

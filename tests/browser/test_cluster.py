@@ -13,7 +13,7 @@ from tests.support.embedded import Embedded, until
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
 WAIT = ["sh", "-c", "sleep 600"]
 NODES, GPUS = 1000, 8
@@ -157,7 +157,8 @@ def test_a_tenants_page_is_accessible(page_as: PageAs, tab: str, width: int) -> 
 def test_a_thousand_nodes_stay_smooth(page_as: PageAs) -> None:
     page = page_as("operator", "/cluster")
     state = page.evaluate(
-        "fetch('/v1/state', {headers: {Authorization: `Bearer ${sessionStorage.getItem('skep-token')}`}})"
+        "fetch('/v1/state', {headers: {Authorization:"
+        " `Bearer ${sessionStorage.getItem('skep-token')}`}})"
         ".then((answer) => answer.json())"
     )
     columns = {name: table["columns"] for name, table in state["tables"].items()}

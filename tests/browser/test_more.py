@@ -14,7 +14,7 @@ from tests.support.embedded import Embedded, until
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
 CURVE = Path(__file__).parents[1] / "e2e" / "jobs" / "curve.py"
 ATTACK = "<img src=x onerror=window.attacked=1>"

@@ -175,7 +175,25 @@ def test_a_node_is_drained_from_the_page(cluster: Embedded, page_as: PageAs) -> 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["/", "/jobs", "/jobs/{job}", "/cluster", "/cluster?node=node-1"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/jobs",
+        "/jobs/{job}",
+        "/submit",
+        "/cluster",
+        "/cluster?node=node-1",
+        "/cluster?tab=cells",
+        "/tenants",
+        "/tenants/lab",
+        "/searches",
+        "/ledger",
+        "/policies",
+        "/replay",
+        "/audit",
+    ],
+)
 def test_nothing_is_out_of_reach(
     cluster: Embedded, page_as: PageAs, path: str, scheme: str
 ) -> None:
@@ -197,7 +215,7 @@ def test_no_page_is_wider_than_its_window(cluster: Embedded, page_as: PageAs, wi
     job = submit(cluster, WAIT, name="a-name-that-is-long-" * 3)
     cluster.started(job)
     page = page_as("operator", "/", width=width)
-    for path in ("/", "/jobs", f"/jobs/{job}", "/cluster"):
+    for path in ("/", "/jobs", f"/jobs/{job}", "/cluster", "/tenants", "/searches", "/policies"):
         page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path

@@ -314,7 +314,7 @@ def _code_and_outputs(client: Client, folder: Path) -> None:
         client.exec(job, ["true"], rank=7)
     assert no_rank.value.reason == "no-rank"
     listed = client.outputs(job)
-    assert [each[0] for node in listed.nodes for each in node["files"]] == ["out/w"]
+    assert [each[0] for node in listed.nodes for each in node.files] == ["out/w"]
     assert client.copy(job, "out/w", folder).read_bytes() == b"w" * 70_000
     with pytest.raises(NotFoundError):
         client.copy(job, "out/v", folder)

@@ -217,7 +217,7 @@ def _devices(chain: Chain) -> Iterator[str]:
 
 
 def _vc(name: str, vc: VirtualCluster) -> Iterator[str]:
-    """Yield a VC on one line; one with templates has a line for each part, and for each template."""
+    """Yield a VC on one line; one with templates has a line for each part and template."""
     parts = _vc_parts(vc)
     if not vc.templates:
         yield f"  {_quoted(name)}: {{{', '.join(parts)}}}\n"

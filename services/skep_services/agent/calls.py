@@ -268,7 +268,8 @@ class AgentCalls:
             # Not even what the budget allows, if others have filled the memory meanwhile.
             most = min(command.max_bytes, host_bytes_free())
             moved, trouble = await self.driver.evict(command.token, command.devices, most)
-        if trouble:
+        else:
+            # Without the driver's help only a run that has nothing on its devices leaves them.
             has = await asyncio.to_thread(
                 vacant.trouble_of, self._devices, command.devices, command.token
             )

@@ -676,7 +676,7 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What other cells would mean for the jobs that run. `missing` are nodes that have not joined."""
+    """What other cells would mean for the jobs that run. `missing`: nodes that have not joined."""
 
     jobs: list[JobFate]
     vcs: list[VcChange]

@@ -1,4 +1,4 @@
-"""What the gateway answers about cells, virtual clusters, their people and their use, as structs."""
+"""What the gateway answers about cells, virtual clusters, their people and use, as structs."""
 
 from __future__ import annotations
 

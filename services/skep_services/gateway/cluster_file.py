@@ -25,7 +25,7 @@ from skep_services.gateway.cluster import operators_only, read_as_operator
 from skep_services.gateway.index import Indexer
 
 TEXT_MAX = 256 * 1024
-"""Characters of a text: as much as 10,000 nodes of all kinds of names take, and a second to read."""
+"""Characters of a text: as much as 10,000 nodes of all kinds of names take; a second to read."""
 DIGITS = 16
 
 

@@ -79,7 +79,7 @@ class Site:
         ]
 
     async def document(self, request: web.Request) -> web.StreamResponse:
-        """Answer the document of the application; it asks who one is, and uses the API.
+        """Answer the document of the application; it asks for a token, and uses the API.
 
         Raises:
             ApiError: The page was not built (404).

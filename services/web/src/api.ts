@@ -9,7 +9,11 @@ export type Schemas = components["schemas"];
 
 /** A request that was refused, in the gateway's own words. */
 export class Refused extends Error {
-  constructor(readonly status: number, readonly reason: string, text: string) {
+  constructor(
+    readonly status: number,
+    readonly reason: string,
+    text: string,
+  ) {
     super(text);
   }
 }
@@ -64,8 +68,8 @@ export async function open(path: string, init: RequestInit = {}): Promise<Respon
 function refused(status: number, body: unknown): Refused {
   const told = (body as Partial<Schemas["ErrorAnswer"]> | null)?.error;
   if (!told) return new Refused(status, "unknown", `The gateway answered ${status}.`);
-  const problems = (told.problems ?? []).map(
-    (one) => [one.path, one.text, one.suggestion].filter(Boolean).join(": "),
+  const problems = (told.problems ?? []).map((one) =>
+    [one.path, one.text, one.suggestion].filter(Boolean).join(": "),
   );
   // The first problem is mostly what the refusal says, with its place.
   const said = problems.some((text) => text.includes(told.text));

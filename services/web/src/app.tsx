@@ -28,12 +28,19 @@ export function App() {
     return () => stop.abort();
   }, [given]);
   if (!given) return <Login />;
-  if (!me.value) return <p class="empty" role="status">{refusal.value || "Loading …"}</p>;
+  if (!me.value)
+    return (
+      <p class="empty" role="status">
+        {refusal.value || "Loading …"}
+      </p>
+    );
   const shown = pages.find((page) => page.matches(path.value));
   document.title = shown ? `${shown.titleOf(path.value)} · Skep` : "Skep";
   return (
     <div class="frame">
-      <a class="skip" href="#page">Skip to the page</a>
+      <a class="skip" href="#page">
+        Skip to the page
+      </a>
       <Side />
       <main id="page" tabIndex={-1}>
         <Problem text={problem.value} />
@@ -69,29 +76,44 @@ function Side() {
   const shown = pages.find((page) => page.matches(path.value))?.name;
   return (
     <nav class="side" aria-label="Pages">
-      <a class="brand" href="/" aria-label="Skep: overview"><img src="/skep.svg" alt="" /><span>Skep</span></a>
+      <a class="brand" href="/" aria-label="Skep: overview">
+        <img src="/skep.svg" alt="" />
+        <span>Skep</span>
+      </a>
       <button
-        type="button" class="menu" aria-expanded={menuOpen.value} aria-controls="pages"
+        type="button"
+        class="menu"
+        aria-expanded={menuOpen.value}
+        aria-controls="pages"
         onClick={() => (menuOpen.value = !menuOpen.value)}
       >
         {shown ?? "Menu"}
       </button>
-      <div id="pages" class={menuOpen.value ? "pages open" : "pages"} onClick={() => (menuOpen.value = false)}>
-      {pages.filter((page) => page.inNavigation && page.offered()).map((page) => (
-        <a
-          key={page.path} class="page" href={page.path}
-          aria-current={page.matches(path.value) ? "page" : undefined}
-        >
-          {page.name}
-        </a>
-      ))}
+      <div
+        id="pages"
+        class={menuOpen.value ? "pages open" : "pages"}
+        onClick={() => (menuOpen.value = false)}
+      >
+        {pages
+          .filter((page) => page.inNavigation && page.offered())
+          .map((page) => (
+            <a
+              key={page.path}
+              class="page"
+              href={page.path}
+              aria-current={page.matches(path.value) ? "page" : undefined}
+            >
+              {page.name}
+            </a>
+          ))}
       </div>
       <div class="foot">
         <button type="button" class="wordy" onClick={() => (paletteOpen.value = true)}>
           Go to … <kbd class="dim">Ctrl K</kbd>
         </button>
         <span
-          class={`live live-${standing.value}`} role="status"
+          class={`live live-${standing.value}`}
+          role="status"
           title={`The last change was shown ${Math.round(delay.value)} ms after it was told.`}
         >
           {LIVE[standing.value]}
@@ -118,7 +140,9 @@ function Side() {
           </select>
         </label>
         <span class="wordy dim">{myName.value}</span>
-        <button type="button" onClick={() => logOut()}>Log out</button>
+        <button type="button" onClick={() => logOut()}>
+          Log out
+        </button>
       </div>
     </nav>
   );
@@ -128,7 +152,9 @@ function NoPage() {
   return (
     <>
       <h1>There is no such page</h1>
-      <p>The address names no page of this cluster. Go on with <a href="/">the overview</a>.</p>
+      <p>
+        The address names no page of this cluster. Go on with <a href="/">the overview</a>.
+      </p>
     </>
   );
 }

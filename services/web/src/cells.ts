@@ -18,7 +18,7 @@ export function focusOn(chains: Chain[], chain: string, address: string): Focus 
   const found = chains.find((one) => one.chain === chain);
   if (!found) return null;
   const path: Cell[] = [];
-  for (let level = found.cells; address; ) {
+  for (let level = found.cells; address;) {
     const next = level.find(
       (cell) => cell.address === address || address.startsWith(`${cell.address}/`),
     );
@@ -39,10 +39,18 @@ export function inside(chain: Chain, cell: Cell): Cell[] {
   const parts = cell.gpus / below.gpus;
   const part = (n: number | undefined) => (n ? n / parts : 0);
   return Array.from({ length: parts }, (_, index) => ({
-    level: below.level, address: `${cell.address}/${below.level} ${index}`, gpus: below.gpus,
-    idle: part(cell.idle), used: part(cell.used), borrowed: part(cell.borrowed),
-    reserved: part(cell.reserved), bad: part(cell.bad),
-    job: cell.job ?? "", vc: cell.vc ?? "", for: cell.for ?? "", beside: cell.beside ?? [],
+    level: below.level,
+    address: `${cell.address}/${below.level} ${index}`,
+    gpus: below.gpus,
+    idle: part(cell.idle),
+    used: part(cell.used),
+    borrowed: part(cell.borrowed),
+    reserved: part(cell.reserved),
+    bad: part(cell.bad),
+    job: cell.job ?? "",
+    vc: cell.vc ?? "",
+    for: cell.for ?? "",
+    beside: cell.beside ?? [],
   }));
 }
 
@@ -113,8 +121,13 @@ export function jobsIn(all: Leaf[]): Inside[] {
     if (!(cell.used || cell.borrowed)) continue;
     const borrowed = Boolean(cell.borrowed);
     const key = `${cell.job} ${cell.vc} ${borrowed}`;
-    const one = found.get(key)
-      ?? { job: cell.job ?? "?", vc: cell.vc || "?", gpus: 0, borrowed, from: [] };
+    const one = found.get(key) ?? {
+      job: cell.job ?? "?",
+      vc: cell.vc || "?",
+      gpus: 0,
+      borrowed,
+      from: [],
+    };
     one.gpus += 1;
     if (borrowed && owner && !one.from.includes(owner)) one.from.push(owner);
     found.set(key, one);

@@ -43,7 +43,10 @@ export function clock(at: number): string {
   const timeZone = zone.value === "utc" ? "UTC" : undefined;
   const distance = Math.abs(at - now.value) / NS;
   const time: Intl.DateTimeFormatOptions = {
-    timeZone, hour: "2-digit", minute: "2-digit", hourCycle: "h23",
+    timeZone,
+    hour: "2-digit",
+    minute: "2-digit",
+    hourCycle: "h23",
   };
   if (distance < 600) time.second = "2-digit";
   const day = (of: Date): string => of.toLocaleDateString("en-CA", { timeZone });

@@ -20,17 +20,20 @@ export const gpusByNode = computed(() => {
 
 /** Return how much of a GPU is in use, by what its job measures (thousandths); null: not known. */
 export const useOfGpu = (gpu: Gpu): number | null =>
-  gpu.job ? jobs.rows.get(gpu.job)?.utilisation ?? null : null;
+  gpu.job ? (jobs.rows.get(gpu.job)?.utilisation ?? null) : null;
 
 /** Return all about a GPU in one line. */
 export function sayGpu(gpu: Gpu): string {
   const use = useOfGpu(gpu);
   return [
     `GPU ${gpu.index} (${gpu.type}): ${gpu.state}`,
-    gpu.job ? `${gpu.job} of ${nameOf(gpu.vc ?? "")}${gpu.rank === null ? "" : `, rank ${gpu.rank}`}`
+    gpu.job
+      ? `${gpu.job} of ${nameOf(gpu.vc ?? "")}${gpu.rank === null ? "" : `, rank ${gpu.rank}`}`
       : gpu.state === "held" && "a job of another virtual cluster",
     gpu.beside.length > 0 && `with ${gpu.beside.join(", ")}`,
     gpu.borrowed && "borrowed",
     use !== null && `${Math.round(use / 10)} % in use`,
-  ].filter(Boolean).join(", ");
+  ]
+    .filter(Boolean)
+    .join(", ");
 }

@@ -64,7 +64,13 @@ export const totals = new Table<rows.Totals>();
 export const alerts = new Table<rows.Alert>();
 
 const tables: Record<string, Table<never>> = {
-  jobs, nodes, gpus, vcs, searches, totals, alerts,
+  jobs,
+  nodes,
+  gpus,
+  vcs,
+  searches,
+  totals,
+  alerts,
 } as unknown as Record<string, Table<never>>;
 
 /** `loading` until the first listing, then `live`, or `away` while the gateway does not answer. */
@@ -145,7 +151,7 @@ async function* frames(cursor: string, stop: AbortSignal): AsyncGenerator<Frame>
     if (!response.body) return;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     standing.value = "live";
-    for (let rest = ""; ; ) {
+    for (let rest = ""; ;) {
       const { value, done } = await reader.read();
       if (done) throw new Error("the stream ended");
       clearTimeout(timer);
@@ -175,9 +181,13 @@ function read(text: string): Frame {
 function later(ms: number, stop: AbortSignal): Promise<void> {
   return new Promise((done) => {
     const timer = setTimeout(done, ms);
-    stop.addEventListener("abort", () => {
-      clearTimeout(timer);
-      done();
-    }, { once: true });
+    stop.addEventListener(
+      "abort",
+      () => {
+        clearTimeout(timer);
+        done();
+      },
+      { once: true },
+    );
   });
 }

@@ -51,21 +51,36 @@ function Opened() {
   return (
     <Dialog title="Go to" class="palette" onClose={() => (paletteOpen.value = false)}>
       <input
-        autofocus role="combobox" aria-label="Go to a page, a job, a node or a virtual cluster"
-        aria-expanded="true" aria-controls="goals" aria-activedescendant={`goal-${at}`}
+        autofocus
+        role="combobox"
+        aria-label="Go to a page, a job, a node or a virtual cluster"
+        aria-expanded="true"
+        aria-controls="goals"
+        aria-activedescendant={`goal-${at}`}
         placeholder="A page, a job, a node, a virtual cluster …"
-        value={typed} onInput={(event) => setTyped(event.currentTarget.value)} onKeyDown={onKey}
+        value={typed}
+        onInput={(event) => setTyped(event.currentTarget.value)}
+        onKeyDown={onKey}
       />
       <ul id="goals" role="listbox" aria-label="Found">
         {found.map((goal, place) => (
           <li
-            key={goal.href} id={`goal-${place}`} role="option" aria-selected={place === at}
-            onClick={() => take(goal)} onPointerMove={() => setAt(place)}
+            key={goal.href}
+            id={`goal-${place}`}
+            role="option"
+            aria-selected={place === at}
+            onClick={() => take(goal)}
+            onPointerMove={() => setAt(place)}
           >
-            <span>{goal.text}</span><span class="dim">{goal.kind}</span>
+            <span>{goal.text}</span>
+            <span class="dim">{goal.kind}</span>
           </li>
         ))}
-        {!found.length && <li role="option" aria-selected="false">Nothing is called so.</li>}
+        {!found.length && (
+          <li role="option" aria-selected="false">
+            Nothing is called so.
+          </li>
+        )}
       </ul>
     </Dialog>
   );
@@ -81,7 +96,8 @@ function goals(typed: string): Goal[] {
   for (const page of pages) {
     if (page.inNavigation && page.offered() && offer(page.name, "page", page.path)) return found;
   }
-  for (const vc of vcs.rows.keys()) if (offer(vc, "virtual cluster", `/jobs?vc=${vc}`)) return found;
+  for (const vc of vcs.rows.keys())
+    if (offer(vc, "virtual cluster", `/jobs?vc=${vc}`)) return found;
   for (const node of nodes.rows.keys()) {
     if (offer(node, "node", `/cluster?node=${encodeURIComponent(node)}`)) return found;
   }

@@ -35,12 +35,23 @@ export function setQuery(changes: Record<string, string>): void {
 /** Follow links within the page without loading it anew. */
 export function followLinks(): void {
   document.addEventListener("click", (event) => {
-    if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) {
+    if (
+      event.defaultPrevented ||
+      event.button ||
+      event.metaKey ||
+      event.ctrlKey ||
+      event.shiftKey
+    ) {
       return;
     }
     const link = (event.target as Element | null)?.closest?.("a[href]");
     const href = link?.getAttribute("href");
-    if (!link || !href?.startsWith("/") || href.startsWith("/v1/") || link.hasAttribute("download")) {
+    if (
+      !link ||
+      !href?.startsWith("/") ||
+      href.startsWith("/v1/") ||
+      link.hasAttribute("download")
+    ) {
       return;
     }
     event.preventDefault();

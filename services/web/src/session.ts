@@ -49,10 +49,27 @@ export function takeTokenFromAddress(): void {
 
 /** What is done to a job or with it, as the gateway's table of rights names it. */
 export type Action =
-  | "see-jobs" | "see-values" | "read-logs" | "ask-what-if" | "submit" | "cancel" | "enter" | "change"
-  | "prioritise" | "search" | "steer-search" | "see-cluster" | "see-reports" | "set-vcs"
-  | "manage-nodes" | "maintain" | "manage-people" | "manage-vc-people" | "see-audit"
-  | "see-vc-audit" | "reserve";
+  | "see-jobs"
+  | "see-values"
+  | "read-logs"
+  | "ask-what-if"
+  | "submit"
+  | "cancel"
+  | "enter"
+  | "change"
+  | "prioritise"
+  | "search"
+  | "steer-search"
+  | "see-cluster"
+  | "see-reports"
+  | "set-vcs"
+  | "manage-nodes"
+  | "maintain"
+  | "manage-people"
+  | "manage-vc-people"
+  | "see-audit"
+  | "see-vc-audit"
+  | "reserve";
 
 /** Return whether the caller may do something in a virtual cluster.
  *
@@ -63,7 +80,9 @@ export function may(action: Action, vc = "", owner = ""): boolean {
   if (who === null) return false;
   const own = owner !== "" && owner === who.person;
   return who.may.some(
-    (right) => right.action === action
-      && (right.vc === "" || vc === "" || right.vc === vc) && (own || !right.own_only),
+    (right) =>
+      right.action === action &&
+      (right.vc === "" || vc === "" || right.vc === vc) &&
+      (own || !right.own_only),
   );
 }

@@ -14,7 +14,8 @@ const kept = localStorage.getItem(KEY);
 export const choice = signal<Choice>(kept === "light" || kept === "dark" ? kept : "system");
 /** What is shown. */
 export const theme = computed(() =>
-  choice.value === "system" ? (systemDark.value ? "dark" : "light") : choice.value);
+  choice.value === "system" ? (systemDark.value ? "dark" : "light") : choice.value,
+);
 
 effect(() => {
   document.documentElement.dataset["theme"] = theme.value;

@@ -14,7 +14,8 @@ function stored(): View[] {
   try {
     const told: unknown = JSON.parse(localStorage.getItem(KEY) ?? "[]");
     return Array.isArray(told)
-      ? told.filter((one) => typeof one?.name === "string" && typeof one?.query === "string") : [];
+      ? told.filter((one) => typeof one?.name === "string" && typeof one?.query === "string")
+      : [];
   } catch {
     return [];
   }

@@ -13,9 +13,15 @@ import { NodeDialog } from "./cluster_node";
 import { NodesView } from "./cluster_nodes";
 import { WindowsView } from "./cluster_windows";
 
-const TABS: [string, string][] = [["", "Nodes"], ["cells", "Cells"], ["windows", "Reservations"]];
+const TABS: [string, string][] = [
+  ["", "Nodes"],
+  ["cells", "Cells"],
+  ["windows", "Reservations"],
+];
 const LINES: Record<string, string> = {
-  "": "skep gpu ls", cells: "skep vc tree --out cells.svg", windows: "skep reserve ls",
+  "": "skep gpu ls",
+  cells: "skep vc tree --out cells.svg",
+  windows: "skep reserve ls",
 };
 
 const IN_FORCE_MS = [200, 1500];
@@ -40,7 +46,9 @@ export function ClusterPage() {
         <span class="dim" role="status">
           {many(nodes.all.value.length, "node")}, {many(gpus.all.value.length, "GPU")}
         </span>
-        <span class="more"><Command line={LINES[tab] ?? "skep gpu ls"} /></span>
+        <span class="more">
+          <Command line={LINES[tab] ?? "skep gpu ls"} />
+        </span>
       </div>
       <Tabs tabs={TABS} chosen={tab} to={(one) => (one ? `/cluster?tab=${one}` : "/cluster")} />
       {tab === "" && <NodesView windows={windows} />}

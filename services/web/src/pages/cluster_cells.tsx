@@ -5,7 +5,16 @@ import { useEffect } from "preact/hooks";
 import { answered, api } from "../api";
 import { useAsked, useSettled } from "../asking";
 import {
-  type Cell, type Chain, findNode, focusOn, inside, jobsIn, type Leaf, leaves, nodeOf, useOf,
+  type Cell,
+  type Chain,
+  findNode,
+  focusOn,
+  inside,
+  jobsIn,
+  type Leaf,
+  leaves,
+  nodeOf,
+  useOf,
   windowsOf,
 } from "../cells";
 import { count, many } from "../format";
@@ -37,9 +46,13 @@ export function CellsView({ windows }: { windows: Window[] }) {
   }, [find, chains.length]);
   if (!value) return problem ? <Problem text={problem} /> : <Empty>Loading …</Empty>;
   if (!chains.length) {
-    return <Empty>There are no cells: no node has joined. <Command line="skep node token" /></Empty>;
+    return (
+      <Empty>
+        There are no cells: no node has joined. <Command line="skep node token" />
+      </Empty>
+    );
   }
-  const only = chains.length === 1 ? chains[0]?.chain ?? "" : "";
+  const only = chains.length === 1 ? (chains[0]?.chain ?? "") : "";
   const focus = focusOn(chains, query.value.get("chain") || only, query.value.get("cell") ?? "");
   return (
     <>
@@ -50,15 +63,32 @@ export function CellsView({ windows }: { windows: Window[] }) {
       <Path chains={chains.length} chain={focus?.chain.chain ?? ""} path={focus?.path ?? []} />
       <p class="legend dim">
         <VcLegend />
-        <span><i class="gpu free" />idle</span>
-        <span><i class="gpu vc-other borrowed" />borrowed</span>
-        <span><i class="gpu free claimed" />reserved</span>
-        <span><i class="gpu bad" />bad</span>
-        <span><i class="gpu free own own-other" />line below: the owner's colour</span>
+        <span>
+          <i class="gpu free" />
+          idle
+        </span>
+        <span>
+          <i class="gpu vc-other borrowed" />
+          borrowed
+        </span>
+        <span>
+          <i class="gpu free claimed" />
+          reserved
+        </span>
+        <span>
+          <i class="gpu bad" />
+          bad
+        </span>
+        <span>
+          <i class="gpu free own own-other" />
+          line below: the owner's colour
+        </span>
       </p>
-      {focus
-        ? <Focused chain={focus.chain} path={focus.path} windows={windows} />
-        : <Chains chains={chains} />}
+      {focus ? (
+        <Focused chain={focus.chain} path={focus.path} windows={windows} />
+      ) : (
+        <Chains chains={chains} />
+      )}
     </>
   );
 }
@@ -75,10 +105,18 @@ function Path({ chains, chain, path }: { chains: number; chain: string; path: Ce
   return (
     <nav class="path" aria-label="Where this is">
       <ol>
-        {chains > 1 && <li><a href="/cluster?tab=cells" aria-current={chain ? undefined : "page"}>All chains</a></li>}
+        {chains > 1 && (
+          <li>
+            <a href="/cluster?tab=cells" aria-current={chain ? undefined : "page"}>
+              All chains
+            </a>
+          </li>
+        )}
         {chain && (
           <li>
-            <a href={hrefOf(chain)} aria-current={path.length ? undefined : "page"}>{chain}</a>
+            <a href={hrefOf(chain)} aria-current={path.length ? undefined : "page"}>
+              {chain}
+            </a>
           </li>
         )}
         {path.map((cell, place) => (
@@ -105,12 +143,18 @@ function Chains({ chains }: { chains: Chain[] }) {
           <Card
             key={chain.chain}
             title={<a href={hrefOf(chain.chain)}>{chain.chain}</a>}
-            aside={<span class="dim">{many(all, "GPU")}, {chain.gpu}</span>}
+            aside={
+              <span class="dim">
+                {many(all, "GPU")}, {chain.gpu}
+              </span>
+            }
           >
             <div class="inside">
               <UseBar cells={chain.cells} of={all} />
               <div class="dim">{sayUse(chain.cells)}</div>
-              <div class="dim">Levels: {chain.levels.map((one) => `${one.level} (${one.gpus})`).join(" · ")}</div>
+              <div class="dim">
+                Levels: {chain.levels.map((one) => `${one.level} (${one.gpus})`).join(" · ")}
+              </div>
             </div>
           </Card>
         );
@@ -130,16 +174,26 @@ function Focused({ chain, path, windows }: { chain: Chain; path: Cell[]; windows
     <div class={parts.length ? "cells" : ""}>
       {one && (
         <div>
-          <h2 class="counted">{many(parts.length, one.level)} of {many(one.gpus, "GPU")}</h2>
+          <h2 class="counted">
+            {many(parts.length, one.level)} of {many(one.gpus, "GPU")}
+          </h2>
           <Grid
-            label={`Cells of ${focused ? focused.address : chain.chain}`} items={parts}
-            keyOf={(cell) => cell.address} width={one.gpus === 1 ? 130 : 250} height={heightOf(one)}
+            label={`Cells of ${focused ? focused.address : chain.chain}`}
+            items={parts}
+            keyOf={(cell) => cell.address}
+            width={one.gpus === 1 ? 130 : 250}
+            height={heightOf(one)}
             box={(cell) => <CellBox chain={chain} cell={cell} owner={owner} windows={windows} />}
           />
         </div>
       )}
       <Inside
-        chain={chain} cell={focused ?? null} owner={owner} leaves={all} jobs={jobsIn(all)} node={node}
+        chain={chain}
+        cell={focused ?? null}
+        owner={owner}
+        leaves={all}
+        jobs={jobsIn(all)}
+        node={node}
         windows={node ? windowsOf(windows, node) : []}
       />
     </div>
@@ -167,7 +221,8 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
   return (
     <a
       class={`node cell ${cell.owner ? `owned ${colourOf(cell.owner)}` : ""} ${cell.doomed ? "doomed" : ""}`}
-      href={hrefOf(chain.chain, cell.address)} title={said}
+      href={hrefOf(chain.chain, cell.address)}
+      title={said}
     >
       <span class="head">
         <span>{name}</span>
@@ -177,18 +232,21 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
           {mine ? nameOf(mine) : ""}
         </span>
       </span>
-      {cell.gpus > DRAWN_MAX
-        ? <><UseBar cells={[cell]} of={cell.gpus} /><span class="dim">{sayUse([cell])}</span></>
-        : (
-          <>
-            <span class="hidden">: {said}</span>
-            <span class={cell.gpus === 1 ? "gpus one" : "gpus"} aria-hidden="true">
-              {leaves(chain, cell, owner).map((leaf) => (
-                <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
-              ))}
-            </span>
-          </>
-        )}
+      {cell.gpus > DRAWN_MAX ? (
+        <>
+          <UseBar cells={[cell]} of={cell.gpus} />
+          <span class="dim">{sayUse([cell])}</span>
+        </>
+      ) : (
+        <>
+          <span class="hidden">: {said}</span>
+          <span class={cell.gpus === 1 ? "gpus one" : "gpus"} aria-hidden="true">
+            {leaves(chain, cell, owner).map((leaf) => (
+              <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
+            ))}
+          </span>
+        </>
+      )}
     </a>
   );
 }
@@ -197,13 +255,22 @@ function Square({ leaf, big }: { leaf: Leaf; big: boolean }) {
   const { cell, owner } = leaf;
   const held = Boolean(cell.used || cell.borrowed);
   const names = [
-    "gpu", held ? `tinted ${colourOf(cell.vc ?? "")}` : cell.bad ? "bad" : "free",
-    cell.borrowed ? "borrowed" : "", cell.reserved ? "claimed" : "", cell.bad ? "crossed" : "",
+    "gpu",
+    held ? `tinted ${colourOf(cell.vc ?? "")}` : cell.bad ? "bad" : "free",
+    cell.borrowed ? "borrowed" : "",
+    cell.reserved ? "claimed" : "",
+    cell.bad ? "crossed" : "",
     owner ? `own ${ownOf(owner)}` : "",
   ];
   const text = held
-    ? big ? `${cell.job} · ${shortOf(cell.vc ?? "")}` : shortOf(cell.vc ?? "")
-    : cell.bad ? "✕" : cell.reserved ? "→" : "";
+    ? big
+      ? `${cell.job} · ${shortOf(cell.vc ?? "")}`
+      : shortOf(cell.vc ?? "")
+    : cell.bad
+      ? "✕"
+      : cell.reserved
+        ? "→"
+        : "";
   return <span class={names.join(" ")}>{text || " "}</span>;
 }
 
@@ -214,9 +281,15 @@ export function UseBar({ cells, of }: { cells: Cell[]; of: number }) {
   return (
     <span class="usebar" role="img" aria-label={sayUse(cells)}>
       {parts.map(([vc, n]) => (
-        <i key={vc} class={colourOf(vc)} style={{ flexGrow: n }}>{n / of > 0.06 ? shortOf(vc) : ""}</i>
+        <i key={vc} class={colourOf(vc)} style={{ flexGrow: n }}>
+          {n / of > 0.06 ? shortOf(vc) : ""}
+        </i>
       ))}
-      {use.bad > 0 && <i class="bad" style={{ flexGrow: use.bad }}>{use.bad / of > 0.06 ? "✕" : ""}</i>}
+      {use.bad > 0 && (
+        <i class="bad" style={{ flexGrow: use.bad }}>
+          {use.bad / of > 0.06 ? "✕" : ""}
+        </i>
+      )}
       {use.idle > 0 && <i class="idle" style={{ flexGrow: use.idle }} />}
     </span>
   );
@@ -230,7 +303,9 @@ function sayUse(cells: Cell[]): string {
     `${count(use.idle)} idle`,
     use.reserved && `${count(use.reserved)} reserved`,
     use.bad && `${count(use.bad)} bad`,
-  ].filter(Boolean).join(", ");
+  ]
+    .filter(Boolean)
+    .join(", ");
 }
 
 function sayCell(cell: Cell, owner: string): string {
@@ -241,6 +316,7 @@ function sayCell(cell: Cell, owner: string): string {
     cell.doomed && "bad, and borne by its owner",
     sayUse([cell]),
     cell.job && `job ${cell.job}`,
-  ].filter(Boolean).join(", ");
+  ]
+    .filter(Boolean)
+    .join(", ");
 }
-

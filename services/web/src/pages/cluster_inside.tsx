@@ -24,12 +24,18 @@ interface Props {
 export function Inside(props: Props) {
   const { chain, cell, owner, node } = props;
   const live = nodes.get(node);
-  const reserved = [...new Set(props.leaves.flatMap(({ cell: one }) => (one.reserved && one.for ? [one.for] : [])))];
+  const reserved = [
+    ...new Set(props.leaves.flatMap(({ cell: one }) => (one.reserved && one.for ? [one.for] : []))),
+  ];
   const bad = props.leaves.filter(({ cell: one }) => one.bad).length;
   return (
     <Card
       title={cell ? cell.address : `Chain ${chain.chain}`}
-      aside={<span class="dim">{cell ? cell.level : "chain"}, {many(props.leaves.length, "GPU")} {chain.gpu}</span>}
+      aside={
+        <span class="dim">
+          {cell ? cell.level : "chain"}, {many(props.leaves.length, "GPU")} {chain.gpu}
+        </span>
+      }
     >
       <dl class="facts inside">
         {cell && (
@@ -46,17 +52,35 @@ export function Inside(props: Props) {
           <>
             <dt>Node</dt>
             <dd>
-              <a href={`/cluster?tab=cells&node=${encodeURIComponent(node)}`}>{node}</a>
-              {" "}<State state={live.state} />
+              <a href={`/cluster?tab=cells&node=${encodeURIComponent(node)}`}>{node}</a>{" "}
+              <State state={live.state} />
             </dd>
           </>
         )}
-        <dt>Health</dt><dd>{bad ? <State state="bad" title="counted as bad" /> : "good"}{bad > 1 && `: ${bad} GPUs`}</dd>
+        <dt>Health</dt>
+        <dd>
+          {bad ? <State state="bad" title="counted as bad" /> : "good"}
+          {bad > 1 && `: ${bad} GPUs`}
+        </dd>
         {reserved.length > 0 && (
-          <><dt>Reserved for</dt><dd>{reserved.map((job) => <JobLink key={job} job={job} />)}</dd></>
+          <>
+            <dt>Reserved for</dt>
+            <dd>
+              {reserved.map((job) => (
+                <JobLink key={job} job={job} />
+              ))}
+            </dd>
+          </>
         )}
         {props.windows.length > 0 && (
-          <><dt>Windows</dt><dd>{props.windows.map((one) => <WindowLine key={one.name} window={one} />)}</dd></>
+          <>
+            <dt>Windows</dt>
+            <dd>
+              {props.windows.map((one) => (
+                <WindowLine key={one.name} window={one} />
+              ))}
+            </dd>
+          </>
         )}
       </dl>
       <Holders jobs={props.jobs} />
@@ -67,7 +91,11 @@ export function Inside(props: Props) {
 
 function JobLink({ job }: { job: string }) {
   if (job === HIDDEN) return <span class="dim">a job of another one</span>;
-  return <><a href={`/jobs/${encodeURIComponent(job)}`}>{job}</a> </>;
+  return (
+    <>
+      <a href={`/jobs/${encodeURIComponent(job)}`}>{job}</a>{" "}
+    </>
+  );
 }
 
 function Holders({ jobs: all }: { jobs: Holder[] }) {
@@ -75,12 +103,23 @@ function Holders({ jobs: all }: { jobs: Holder[] }) {
   return (
     <div class="wide scrolled" tabIndex={0} role="region" aria-label="Jobs inside">
       <table class="plain">
-        <thead><tr><th>Job</th><th>Virtual cluster</th><th class="right">GPUs here</th><th>Right</th></tr></thead>
+        <thead>
+          <tr>
+            <th>Job</th>
+            <th>Virtual cluster</th>
+            <th class="right">GPUs here</th>
+            <th>Right</th>
+          </tr>
+        </thead>
         <tbody>
           {all.map((one) => (
             <tr key={`${one.job} ${one.vc} ${one.borrowed}`}>
-              <td><JobLink job={one.job} /></td>
-              <td><VcName vc={one.vc} /></td>
+              <td>
+                <JobLink job={one.job} />
+              </td>
+              <td>
+                <VcName vc={one.vc} />
+              </td>
               <td class="right">{one.gpus}</td>
               <td>{one.borrowed ? "borrowed" : "its own cells"}</td>
             </tr>
@@ -98,8 +137,11 @@ function Leaving({ cell, owner, jobs: all, leaves }: Props) {
   return (
     <div class="inside">
       <h3>
-        {!cell ? "If owners want their cells back"
-          : owner ? `If ${nameOf(owner)} wants ${single ? "it" : "all of it"} back` : "If a virtual cluster gets it"}
+        {!cell
+          ? "If owners want their cells back"
+          : owner
+            ? `If ${nameOf(owner)} wants ${single ? "it" : "all of it"} back`
+            : "If a virtual cluster gets it"}
       </h3>
       {!victims.length && <p>{whyNobody(all, cell, single)}</p>}
       {victims.length > 0 && (
@@ -112,9 +154,11 @@ function Leaving({ cell, owner, jobs: all, leaves }: Props) {
             ))}
           </ul>
           <p class="dim">
-            {cell && !owner && "No virtual cluster has this as a whole now: one that is owed cells of this kind may get it, if no idle ones serve. "}
-            Who leaves is stored and queued again if it can be, else suspended without its GPUs; it keeps
-            its place in the order. Idle GPUs are taken first.
+            {cell &&
+              !owner &&
+              "No virtual cluster has this as a whole now: one that is owed cells of this kind may get it, if no idle ones serve. "}
+            Who leaves is stored and queued again if it can be, else suspended without its GPUs; it
+            keeps its place in the order. Idle GPUs are taken first.
           </p>
         </>
       )}
@@ -126,7 +170,12 @@ function wholeOf(one: Holder): string {
   const row = jobs.rows.get(one.job);
   if (!row) return "";
   const more = row.gpus > one.gpus ? `, with all of its ${many(row.gpus, "GPU")}` : "";
-  return more + (one.from.length > 0 ? ` (${one.from.map(nameOf).join(", ")} ${one.from.length === 1 ? "owns" : "own"} what it borrows here)` : "");
+  return (
+    more +
+    (one.from.length > 0
+      ? ` (${one.from.map(nameOf).join(", ")} ${one.from.length === 1 ? "owns" : "own"} what it borrows here)`
+      : "")
+  );
 }
 
 function whyNobody(all: Holder[], cell: Cell | null, single: boolean): string {

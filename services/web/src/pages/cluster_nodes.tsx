@@ -12,7 +12,11 @@ import { colourOf, shortOf, VcLegend } from "../parts/vcs";
 import { query, setQuery } from "../router";
 import type { Gpu, Node, Window } from "../rows";
 
-const COLOURINGS: [string, string][] = [["", "state"], ["vc", "virtual cluster"], ["use", "use"]];
+const COLOURINGS: [string, string][] = [
+  ["", "state"],
+  ["vc", "virtual cluster"],
+  ["use", "use"],
+];
 const HEAD_PX = 54;
 const ROW_PX = 27;
 const IN_ROW = 8;
@@ -25,19 +29,23 @@ export function NodesView({ windows }: { windows: Window[] }) {
   const all = nodes.all.value;
   const byNode = gpusByNode.value;
   const names = useMemo(
-    () => [...nodes.rows.keys()].sort(order.compare), [nodes.rows.size, nodes.rows.keys().next().value],
+    () => [...nodes.rows.keys()].sort(order.compare),
+    [nodes.rows.size, nodes.rows.keys().next().value],
   );
   const shown = names
     .map((name) => nodes.rows.get(name))
-    .filter((node): node is Node => node !== undefined
-      && matches(node, byNode.get(node.node) ?? [], wanted));
+    .filter(
+      (node): node is Node =>
+        node !== undefined && matches(node, byNode.get(node.node) ?? [], wanted),
+    );
   let most = 1;
   for (const those of byNode.values()) most = Math.max(most, those.length);
   return (
     <>
       <div class="controls">
         <input
-          type="search" aria-label="Search nodes"
+          type="search"
+          aria-label="Search nodes"
           placeholder="Search nodes, types, states, jobs, virtual clusters …"
           value={query.value.get("q") ?? ""}
           onInput={(event) => setQuery({ q: event.currentTarget.value })}
@@ -45,7 +53,9 @@ export function NodesView({ windows }: { windows: Window[] }) {
         <span role="group" aria-label="Colours" class="group">
           {COLOURINGS.map(([value, text]) => (
             <button
-              key={value} type="button" aria-pressed={by === value}
+              key={value}
+              type="button"
+              aria-pressed={by === value}
               onClick={() => setQuery({ by: value })}
             >
               {text}
@@ -53,17 +63,30 @@ export function NodesView({ windows }: { windows: Window[] }) {
           ))}
         </span>
       </div>
-      <p class="legend dim"><Legend by={by} /></p>
-      {!all.length && <Empty>No node has joined. <Command line="skep node token" /></Empty>}
+      <p class="legend dim">
+        <Legend by={by} />
+      </p>
+      {!all.length && (
+        <Empty>
+          No node has joined. <Command line="skep node token" />
+        </Empty>
+      )}
       {all.length > 0 && !shown.length && (
-        <Empty>No node matches. <a href="/cluster">Show all nodes</a>.</Empty>
+        <Empty>
+          No node matches. <a href="/cluster">Show all nodes</a>.
+        </Empty>
       )}
       <Grid
-        label="Nodes" items={shown} keyOf={(node) => node.node} width={280}
+        label="Nodes"
+        items={shown}
+        keyOf={(node) => node.node}
+        width={280}
         height={HEAD_PX + ROW_PX * Math.ceil(most / IN_ROW)}
         box={(node) => (
           <NodeBox
-            node={node} own={byNode.get(node.node) ?? []} by={by}
+            node={node}
+            own={byNode.get(node.node) ?? []}
+            by={by}
             windows={windowsOf(windows, node.node)}
           />
         )}
@@ -75,12 +98,37 @@ export function NodesView({ windows }: { windows: Window[] }) {
 function Legend({ by }: { by: string }) {
   return (
     <>
-      {by === "" && <span><i class="gpu held" />held</span>}
+      {by === "" && (
+        <span>
+          <i class="gpu held" />
+          held
+        </span>
+      )}
       {by === "vc" && <VcLegend />}
-      {by === "use" && <span><i class="gpu use-high" />in use, in percent</span>}
-      {by !== "use" && <span><i class="gpu held borrowed" />borrowed</span>}
-      <span><i class="gpu free" />free</span><span><i class="gpu bad" />bad</span>
-      <span><i class="gpu drained" />drained or lost</span>
+      {by === "use" && (
+        <span>
+          <i class="gpu use-high" />
+          in use, in percent
+        </span>
+      )}
+      {by !== "use" && (
+        <span>
+          <i class="gpu held borrowed" />
+          borrowed
+        </span>
+      )}
+      <span>
+        <i class="gpu free" />
+        free
+      </span>
+      <span>
+        <i class="gpu bad" />
+        bad
+      </span>
+      <span>
+        <i class="gpu drained" />
+        drained or lost
+      </span>
     </>
   );
 }
@@ -88,17 +136,22 @@ function Legend({ by }: { by: string }) {
 function matches(node: Node, own: Gpu[], wanted: string): boolean {
   if (!wanted) return true;
   const text = [
-    node.node, node.state, node.gpu_type,
+    node.node,
+    node.state,
+    node.gpu_type,
     ...own.map((gpu) => `${gpu.job ?? ""} ${gpu.vc ?? ""} ${gpu.state}`),
-  ].join(" ").toLowerCase();
+  ]
+    .join(" ")
+    .toLowerCase();
   return wanted.split(/\s+/).every((word) => text.includes(word));
 }
 
 function NodeBox(props: { node: Node; own: Gpu[]; by: string; windows: Window[] }) {
   const { node, windows } = props;
   const [first] = windows;
-  const since = first && (first.begins <= now.value
-    ? `until ${clock(first.ends)}` : `from ${clock(first.begins)}`);
+  const since =
+    first &&
+    (first.begins <= now.value ? `until ${clock(first.ends)}` : `from ${clock(first.begins)}`);
   return (
     <div class={`node ${node.state}`}>
       <div class="head">
@@ -111,7 +164,9 @@ function NodeBox(props: { node: Node; own: Gpu[]; by: string; windows: Window[] 
         <State state={node.state} />
       </div>
       <div class="gpus">
-        {props.own.map((gpu) => <GpuBox key={gpu.gpu} gpu={gpu} by={props.by} />)}
+        {props.own.map((gpu) => (
+          <GpuBox key={gpu.gpu} gpu={gpu} by={props.by} />
+        ))}
       </div>
     </div>
   );
@@ -123,16 +178,19 @@ function GpuBox({ gpu, by }: { gpu: Gpu; by: string }) {
   if (!gpu.job) {
     return (
       <span class={`gpu ${colour}`} title={said}>
-        <span aria-hidden="true">{text}</span><span class="hidden">{said}</span>
+        <span aria-hidden="true">{text}</span>
+        <span class="hidden">{said}</span>
       </span>
     );
   }
   return (
     <a
-      class={`gpu ${colour}${gpu.borrowed ? " borrowed" : ""}`} title={said}
+      class={`gpu ${colour}${gpu.borrowed ? " borrowed" : ""}`}
+      title={said}
       href={`/jobs/${encodeURIComponent(gpu.job)}`}
     >
-      {text}<span class="hidden">: {said}</span>
+      {text}
+      <span class="hidden">: {said}</span>
     </a>
   );
 }
@@ -144,7 +202,10 @@ function look(gpu: Gpu, by: string): [string, string] {
   if (by === "use") {
     const use = useOfGpu(gpu);
     if (use === null) return ["use-unknown", "–"];
-    return [use >= 700 ? "use-high" : use >= 300 ? "use-some" : "use-low", String(Math.round(use / 10))];
+    return [
+      use >= 700 ? "use-high" : use >= 300 ? "use-some" : "use-low",
+      String(Math.round(use / 10)),
+    ];
   }
   return ["held", gpu.job ?? ""];
 }

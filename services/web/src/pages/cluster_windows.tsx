@@ -22,36 +22,51 @@ export function WindowsView(props: { windows: Window[]; problem: string; onChang
       <Problem text={props.problem} />
       <Card
         title="Nodes that are kept free"
-        aside={may("maintain") && (
-          <button type="button" class="strong" onClick={() => setBooking(true)}>Reserve nodes</button>
-        )}
+        aside={
+          may("maintain") && (
+            <button type="button" class="strong" onClick={() => setBooking(true)}>
+              Reserve nodes
+            </button>
+          )
+        }
       >
         {!props.windows.length && (
           <Empty>
-            No node is reserved. <Command line="skep reserve create --nodes NODE --from 2h --for 4h --maintenance" />
+            No node is reserved.{" "}
+            <Command line="skep reserve create --nodes NODE --from 2h --for 4h --maintenance" />
           </Empty>
         )}
         <ul class="list">
           {props.windows.map((one) => (
             <li key={one.name}>
               <div class="what">
-                <b>{one.name}</b><WindowLine window={one} />
+                <b>{one.name}</b>
+                <WindowLine window={one} />
                 {may("maintain") && (
-                  <button type="button" class="quiet" onClick={() => setAsk(giveUp(one, props.onChange))}>
+                  <button
+                    type="button"
+                    class="quiet"
+                    onClick={() => setAsk(giveUp(one, props.onChange))}
+                  >
                     {one.open ? "end it" : "give it up"}
                   </button>
                 )}
               </div>
               <div>
                 {one.nodes.map((node) => (
-                  <a key={node} href={`/cluster?tab=windows&node=${encodeURIComponent(node)}`}>{node} </a>
+                  <a key={node} href={`/cluster?tab=windows&node=${encodeURIComponent(node)}`}>
+                    {node}{" "}
+                  </a>
                 ))}
                 {one.reason && <span class="dim">{one.reason}</span>}
               </div>
               {one.jobs.length > 0 && (
                 <div class="dim within">
-                  {one.open ? "Still there" : "They leave when it begins"}: {one.jobs.map((job) => (
-                    <a key={job} href={`/jobs/${encodeURIComponent(job)}`}>{job} </a>
+                  {one.open ? "Still there" : "They leave when it begins"}:{" "}
+                  {one.jobs.map((job) => (
+                    <a key={job} href={`/jobs/${encodeURIComponent(job)}`}>
+                      {job}{" "}
+                    </a>
                   ))}
                 </div>
               )}
@@ -71,9 +86,15 @@ export function WindowsView(props: { windows: Window[]; problem: string; onChang
 export function WindowLine({ window }: { window: Window }) {
   return (
     <span>
-      {window.maintenance ? "maintenance" : <>for <VcName vc={window.vc} /></>}
-      {" "}<At at={window.begins} /> to <At at={window.ends} />
-      {" "}({length(window.ends - window.begins)}{window.open ? ", open now" : ""})
+      {window.maintenance ? (
+        "maintenance"
+      ) : (
+        <>
+          for <VcName vc={window.vc} />
+        </>
+      )}{" "}
+      <At at={window.begins} /> to <At at={window.ends} /> ({length(window.ends - window.begins)}
+      {window.open ? ", open now" : ""})
     </span>
   );
 }
@@ -81,9 +102,15 @@ export function WindowLine({ window }: { window: Window }) {
 function giveUp(window: Window, done: () => void): Confirmed {
   return {
     title: `${window.open ? "End" : "Give up"} the window ${window.name}`,
-    verb: window.open ? "End it" : "Give it up", danger: true,
+    verb: window.open ? "End it" : "Give it up",
+    danger: true,
     line: `skep reserve cancel ${window.name}`,
-    text: <p>{many(window.nodes.length, "node")} are as before it: jobs of all virtual clusters may start there.</p>,
+    text: (
+      <p>
+        {many(window.nodes.length, "node")} are as before it: jobs of all virtual clusters may start
+        there.
+      </p>
+    ),
     run: () => answered(api.POST("/v1/admin/unreserve", { body: { name: window.name } })),
     done,
   };
@@ -98,21 +125,34 @@ interface DialogProps {
 /** Asks for which nodes, when, how long and what for, and books a window. */
 export function WindowDialog(props: DialogProps) {
   const [values, setValues] = useState({
-    nodes: props.nodes.join(","), from: inputTime(now.value + HOUR), hours: "4", vc: "", reason: "",
+    nodes: props.nodes.join(","),
+    from: inputTime(now.value + HOUR),
+    hours: "4",
+    vc: "",
+    reason: "",
   });
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
-  const put = (name: keyof typeof values) =>
+  const put =
+    (name: keyof typeof values) =>
     (event: { currentTarget: HTMLInputElement | HTMLSelectElement }) =>
       setValues({ ...values, [name]: event.currentTarget.value });
-  const chosen = values.nodes.split(",").map((one) => one.trim()).filter(Boolean);
+  const chosen = values.nodes
+    .split(",")
+    .map((one) => one.trim())
+    .filter(Boolean);
   const begins = Date.parse(values.from) * 1e6;
   const window = {
-    name: nameFor(begins, chosen[0] ?? ""), nodes: chosen, begins,
-    ends: begins + Number(values.hours) * HOUR, vc: values.vc, reason: values.reason,
+    name: nameFor(begins, chosen[0] ?? ""),
+    nodes: chosen,
+    begins,
+    ends: begins + Number(values.hours) * HOUR,
+    vc: values.vc,
+    reason: values.reason,
   };
-  const there = [...new Map(chosen.flatMap((node) => nodes.rows.get(node)?.jobs ?? [])).entries()]
-    .filter(([, vc]) => vc !== values.vc);
+  const there = [
+    ...new Map(chosen.flatMap((node) => nodes.rows.get(node)?.jobs ?? [])).entries(),
+  ].filter(([, vc]) => vc !== values.vc);
   const book = async () => {
     setBusy(true);
     try {
@@ -139,7 +179,9 @@ export function WindowDialog(props: DialogProps) {
           <input required value={values.nodes} onInput={put("nodes")} list="all-nodes" />
         </label>
         <datalist id="all-nodes">
-          {[...nodes.rows.keys()].slice(0, 200).map((node) => <option key={node} value={node} />)}
+          {[...nodes.rows.keys()].slice(0, 200).map((node) => (
+            <option key={node} value={node} />
+          ))}
         </datalist>
         <label class="field">
           <span>Begins (time of this browser)</span>
@@ -147,14 +189,24 @@ export function WindowDialog(props: DialogProps) {
         </label>
         <label class="field">
           <span>Hours</span>
-          <input type="number" min={0.25} max={744} step={0.25} required value={values.hours} onInput={put("hours")} />
+          <input
+            type="number"
+            min={0.25}
+            max={744}
+            step={0.25}
+            required
+            value={values.hours}
+            onInput={put("hours")}
+          />
         </label>
         <label class="field">
           <span>For</span>
           <select value={values.vc} onChange={put("vc")}>
             <option value="">maintenance: no job is on them</option>
             {[...vcs.rows.keys()].sort().map((vc) => (
-              <option key={vc} value={vc}>jobs of {vc} only</option>
+              <option key={vc} value={vc}>
+                jobs of {vc} only
+              </option>
             ))}
           </select>
         </label>
@@ -163,22 +215,33 @@ export function WindowDialog(props: DialogProps) {
           <input maxLength={256} value={values.reason} onInput={put("reason")} />
         </label>
         <p>
-          {there.length
-            ? <>
-                When it begins, {many(there.length, "job")} that {there.length === 1 ? "is" : "are"} there
-                now {there.length === 1 ? "leaves" : "leave"}, if not over by then: moved if possible,
-                else stored and queued again, else suspended, else stopped and queued again. No retry is
-                counted. {there.slice(0, 12).map(([job]) => (
-                  <a key={job} href={`/jobs/${encodeURIComponent(job)}`}>{job} </a>
-                ))}
-              </>
-            : "No job that would have to leave is there now. One that is known to run into it goes elsewhere, or waits."}
+          {there.length ? (
+            <>
+              When it begins, {many(there.length, "job")} that {there.length === 1 ? "is" : "are"}{" "}
+              there now {there.length === 1 ? "leaves" : "leave"}, if not over by then: moved if
+              possible, else stored and queued again, else suspended, else stopped and queued again.
+              No retry is counted.{" "}
+              {there.slice(0, 12).map(([job]) => (
+                <a key={job} href={`/jobs/${encodeURIComponent(job)}`}>
+                  {job}{" "}
+                </a>
+              ))}
+            </>
+          ) : (
+            "No job that would have to leave is there now. One that is known to run into it goes elsewhere, or waits."
+          )}
         </p>
-        <p><Command line={lineOf(window)} /></p>
+        <p>
+          <Command line={lineOf(window)} />
+        </p>
         <Problem text={problem} />
         <div class="buttons">
-          <button type="button" onClick={props.onClose}>Leave it</button>
-          <button class="strong" disabled={busy || !chosen.length || Number.isNaN(begins)}>Reserve</button>
+          <button type="button" onClick={props.onClose}>
+            Leave it
+          </button>
+          <button class="strong" disabled={busy || !chosen.length || Number.isNaN(begins)}>
+            Reserve
+          </button>
         </div>
       </form>
     </Dialog>
@@ -205,5 +268,7 @@ function lineOf(window: Omit<Window, "maintenance" | "open" | "jobs">): string {
     `skep reserve create --nodes ${window.nodes.join(",") || "NODE"} --from ${from} --for ${minutes}m`,
     window.vc ? `--vc ${window.vc}` : "--maintenance",
     window.reason && `--reason ${JSON.stringify(window.reason)}`,
-  ].filter(Boolean).join(" ");
+  ]
+    .filter(Boolean)
+    .join(" ");
 }

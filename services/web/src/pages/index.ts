@@ -31,7 +31,11 @@ export interface PageOf {
 
 function page(name: string, path: string, Page: ComponentType, offered = () => true): PageOf {
   return {
-    name, path, Page, offered, inNavigation: true,
+    name,
+    path,
+    Page,
+    offered,
+    inNavigation: true,
     matches: (shown) => shown === path,
     titleOf: () => name,
     keyOf: () => path,
@@ -41,7 +45,11 @@ function page(name: string, path: string, Page: ComponentType, offered = () => t
 function detail(name: string, under: string, Page: ComponentType): PageOf {
   const nameOf = (path: string) => decodeURIComponent(path.slice(under.length + 1));
   return {
-    name, path: under, Page, offered: () => true, inNavigation: false,
+    name,
+    path: under,
+    Page,
+    offered: () => true,
+    inNavigation: false,
     matches: (shown) => shown.startsWith(`${under}/`) && shown.length > under.length + 1,
     titleOf: nameOf,
     keyOf: (path) => path,

@@ -55,14 +55,19 @@ function columns(course: Schemas["RateCourse"], since: [number, Job][]): Columns
     const before = course.at[place - 1];
     if (before !== undefined && at - before > GAPS * usual) add(before + usual, [null, null, null]);
     add(at, [
-      (course.rate_milli[place] ?? 0) / 1000, (course.utilisation[place] ?? 0) / 10,
+      (course.rate_milli[place] ?? 0) / 1000,
+      (course.utilisation[place] ?? 0) / 10,
       course.memory[place] ?? null,
     ]);
   });
   const last = course.at.at(-1) ?? 0;
   for (const [at, row] of since) {
     if (at > last && row.rate_milli !== null) {
-      add(at, [row.rate_milli / 1000, row.utilisation === null ? null : row.utilisation / 10, null]);
+      add(at, [
+        row.rate_milli / 1000,
+        row.utilisation === null ? null : row.utilisation / 10,
+        null,
+      ]);
     }
   }
   return made;
@@ -78,7 +83,8 @@ function Course({ row, steps }: { row: Job; steps: number }) {
   }, [job, row.state, row.attempt, row.changing?.goal, steps]);
   // Between two answers the row itself says how fast the job goes.
   useEffect(() => {
-    if (row.state === "running") setSince((before) => [...before.slice(-SINCE_MAX), [Date.now() * 1e6, row]]);
+    if (row.state === "running")
+      setSince((before) => [...before.slice(-SINCE_MAX), [Date.now() * 1e6, row]]);
   }, [row]);
   if (!value) return problem ? <Problem text={problem} /> : <Empty>Loading …</Empty>;
   if (!value.at.length) {
@@ -96,7 +102,9 @@ function Course({ row, steps }: { row: Job; steps: number }) {
   const shown = columns(value, since);
   const start = value.at[0] ?? 0;
   const marks: Mark[] = value.marks.map((one, place) => ({
-    at: one.at / NS, text: String(place + 1), colour: colourOf(one),
+    at: one.at / NS,
+    text: String(place + 1),
+    colour: colourOf(one),
   }));
   const used = shown.utilisation.some((one) => one !== null && one > 0);
   const held = shown.memory.some((one) => one !== null && one > 0);
@@ -106,15 +114,18 @@ function Course({ row, steps }: { row: Job; steps: number }) {
       <Problem text={problem} />
       <Card title="Mini-batches per second" aside={<Command line={`skep show ${job}`} />}>
         <Chart
-          label={`Rate of ${job} from ${clock(value.at[0] ?? 0)}: at most ${rate(1000 * highest)}, latest ${
-            rate(1000 * (shown.rate.at(-1) ?? 0))}`}
-          along={shown.at} times marks={marks}
+          label={`Rate of ${job} from ${clock(value.at[0] ?? 0)}: at most ${rate(1000 * highest)}, latest ${rate(
+            1000 * (shown.rate.at(-1) ?? 0),
+          )}`}
+          along={shown.at}
+          times
+          marks={marks}
           series={[{ name: "mini-batches/s", colour: "good", filled: true, values: shown.rate }]}
         />
         {row.started_at && start - row.started_at > EARLIER_NS && (
           <p class="inside dim">
-            The gateway keeps rates from {clock(start)} on: it has been started, or has kept those of
-            other jobs, since this one began.
+            The gateway keeps rates from {clock(start)} on: it has been started, or has kept those
+            of other jobs, since this one began.
           </p>
         )}
         <Marks marks={value.marks} />
@@ -125,8 +136,19 @@ function Course({ row, steps }: { row: Job; steps: number }) {
             <Card title="GPUs in use">
               <Chart
                 label={`GPUs in use of ${job}, in percent: latest ${shown.utilisation.findLast((one) => one !== null)}`}
-                along={shown.at} times marks={marks} least={100}
-                series={[{ name: "in use", colour: "busy", filled: true, values: shown.utilisation, told: (one) => `${Math.round(one)} %` }]}
+                along={shown.at}
+                times
+                marks={marks}
+                least={100}
+                series={[
+                  {
+                    name: "in use",
+                    colour: "busy",
+                    filled: true,
+                    values: shown.utilisation,
+                    told: (one) => `${Math.round(one)} %`,
+                  },
+                ]}
               />
             </Card>
           )}
@@ -134,8 +156,17 @@ function Course({ row, steps }: { row: Job; steps: number }) {
             <Card title="Memory">
               <Chart
                 label={`Memory of ${job}: latest ${bytes(shown.memory.findLast((one) => one !== null) ?? 0)}`}
-                along={shown.at} times marks={marks}
-                series={[{ name: "of its largest rank", colour: "honey", values: shown.memory, told: bytes }]}
+                along={shown.at}
+                times
+                marks={marks}
+                series={[
+                  {
+                    name: "of its largest rank",
+                    colour: "honey",
+                    values: shown.memory,
+                    told: bytes,
+                  },
+                ]}
               />
             </Card>
           )}
@@ -158,7 +189,12 @@ function Marks({ marks }: { marks: Schemas["RateMark"][] }) {
         {marks.map((one, place) => (
           <li key={place}>
             <span class="dim">{clock(one.at)}</span> {one.text}
-            {one.reason && <> <code class="chip">{one.reason}</code></>}
+            {one.reason && (
+              <>
+                {" "}
+                <code class="chip">{one.reason}</code>
+              </>
+            )}
           </li>
         ))}
       </ol>
@@ -196,7 +232,8 @@ function Reported({ job, attempt, steps }: { job: string; attempt: number; steps
             <Card key={name} title={name} aside={<Command line={`skep curve ${job}`} />}>
               <Chart
                 label={`${name} of ${job} up to mini-batch ${count(along.at(-1) ?? 0)}: latest ${latest?.toPrecision(4) ?? "none"}`}
-                along={along} marks={attempts(value.points)}
+                along={along}
+                marks={attempts(value.points)}
                 series={[{ name, colour: COLOURS[place % COLOURS.length] ?? "busy", values }]}
               />
             </Card>
@@ -212,6 +249,7 @@ function attempts(points: Schemas["CurvePoint"][]): Mark[] {
   return points.flatMap((point, place) => {
     const before = points[place - 1];
     return before && before.attempt !== point.attempt
-      ? [{ at: point.step, text: `attempt ${point.attempt}`, colour: "busy" }] : [];
+      ? [{ at: point.step, text: `attempt ${point.attempt}`, colour: "busy" }]
+      : [];
   });
 }

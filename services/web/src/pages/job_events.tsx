@@ -10,7 +10,8 @@ export function Events({ job }: { job: string }) {
   const row = jobs.get(job);
   const key = JSON.stringify([row?.state, row?.attempt, row?.changing, row?.place]);
   const { value, problem } = useAsked(
-    () => answered(api.GET("/v1/jobs/{job}/events", { params: { path: { job } } })), [job, key],
+    () => answered(api.GET("/v1/jobs/{job}/events", { params: { path: { job } } })),
+    [job, key],
   );
   const events = [...(value?.events ?? [])].reverse();
   return (
@@ -21,7 +22,9 @@ export function Events({ job }: { job: string }) {
         {events.map((event) => (
           <li key={event.seq}>
             <div class="what">
-              <span class="dim"><At at={event.at} /></span>
+              <span class="dim">
+                <At at={event.at} />
+              </span>
               <span>{event.text}</span>
               {event.reason && <code class="chip">{event.reason}</code>}
             </div>

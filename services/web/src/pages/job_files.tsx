@@ -22,7 +22,12 @@ interface OneFile {
 
 /** Outputs and links. */
 export function Files({ row }: { row: Job }) {
-  return <><Outputs row={row} /><Links row={row} /></>;
+  return (
+    <>
+      <Outputs row={row} />
+      <Links row={row} />
+    </>
+  );
 }
 
 function Outputs({ row }: { row: Job }) {
@@ -30,55 +35,106 @@ function Outputs({ row }: { row: Job }) {
   const attempt = query.value.get("attempt") ?? "latest";
   const [failed, setFailed] = useState("");
   const { value, problem } = useAsked(
-    async () => row.attempt ? answered(api.GET("/v1/jobs/{job}/outputs", {
-      params: { path: { job }, query: attempt === "latest" ? {} : { attempt } as never },
-    })) : null,
+    async () =>
+      row.attempt
+        ? answered(
+            api.GET("/v1/jobs/{job}/outputs", {
+              params: { path: { job }, query: attempt === "latest" ? {} : ({ attempt } as never) },
+            }),
+          )
+        : null,
     [job, row.state, row.attempt, attempt],
   );
   const nodes = value?.nodes ?? [];
-  const files = nodes.flatMap((node) => node.files.map((file): OneFile => {
-    const [path, size, at] = file as [string, number, number];
-    return { node: node.node, path, size, at };
-  }));
+  const files = nodes.flatMap((node) =>
+    node.files.map((file): OneFile => {
+      const [path, size, at] = file as [string, number, number];
+      return { node: node.node, path, size, at };
+    }),
+  );
   return (
-    <Card title="Outputs" aside={<Command line={`skep artifacts ${job}${attempt === "latest" ? "" : ` --attempt ${attempt}`}`} />}>
+    <Card
+      title="Outputs"
+      aside={
+        <Command
+          line={`skep artifacts ${job}${attempt === "latest" ? "" : ` --attempt ${attempt}`}`}
+        />
+      }
+    >
       {row.attempt > 1 && (
         <div class="controls inside">
           <label>
             Attempt{" "}
-            <select value={attempt} onChange={(event) => setQuery({ attempt: event.currentTarget.value })}>
+            <select
+              value={attempt}
+              onChange={(event) => setQuery({ attempt: event.currentTarget.value })}
+            >
               <option value="latest">latest</option>
-              {Array.from({ length: row.attempt }, (_, one) => <option key={one}>{one + 1}</option>)}
+              {Array.from({ length: row.attempt }, (_, one) => (
+                <option key={one}>{one + 1}</option>
+              ))}
             </select>
           </label>
         </div>
       )}
       <Problem text={failed || problem} />
-      {nodes.filter((one) => one.away).map((one) => (
-        <p class="problem" key={one.node}>{one.node} does not answer: what it has is not listed.</p>
-      ))}
-      {nodes.filter((one) => one.more).map((one) => (
-        <p class="inside dim" key={one.node}>{one.node} has more files than are listed.</p>
-      ))}
+      {nodes
+        .filter((one) => one.away)
+        .map((one) => (
+          <p class="problem" key={one.node}>
+            {one.node} does not answer: what it has is not listed.
+          </p>
+        ))}
+      {nodes
+        .filter((one) => one.more)
+        .map((one) => (
+          <p class="inside dim" key={one.node}>
+            {one.node} has more files than are listed.
+          </p>
+        ))}
       {!files.length && !problem && (
         <Empty>
-          {row.attempt ? <>It has no outputs. A spec names them: <code>outputs: [checkpoints/]</code>.</>
-            : "It has not started yet."}
+          {row.attempt ? (
+            <>
+              It has no outputs. A spec names them: <code>outputs: [checkpoints/]</code>.
+            </>
+          ) : (
+            "It has not started yet."
+          )}
         </Empty>
       )}
       {files.length > 0 && (
         <Wide label="Files">
           <table class="plain">
-            <thead><tr><th>Path</th><th class="right">Size</th><th class="optional">Written</th><th class="optional">Node</th><th><span class="hidden">Download</span></th></tr></thead>
+            <thead>
+              <tr>
+                <th>Path</th>
+                <th class="right">Size</th>
+                <th class="optional">Written</th>
+                <th class="optional">Node</th>
+                <th>
+                  <span class="hidden">Download</span>
+                </th>
+              </tr>
+            </thead>
             <tbody>
               {files.map(({ node, path, size, at }) => (
                 <tr key={node + path}>
                   <td class="mono path">{path}</td>
                   <td class="right">{bytes(size)}</td>
-                  <td class="optional"><At at={at * NS} /></td>
+                  <td class="optional">
+                    <At at={at * NS} />
+                  </td>
                   <td class="optional">{node}</td>
                   <td class="right">
-                    <Get job={job} node={node} path={path} size={size} attempt={attempt} onFailed={setFailed} />
+                    <Get
+                      job={job}
+                      node={node}
+                      path={path}
+                      size={size}
+                      attempt={attempt}
+                      onFailed={setFailed}
+                    />
                   </td>
                 </tr>
               ))}
@@ -113,7 +169,12 @@ function Get(props: {
     setGot(null);
   };
   return (
-    <button type="button" disabled={got !== null} aria-label={`Download ${path}`} onClick={() => void get()}>
+    <button
+      type="button"
+      disabled={got !== null}
+      aria-label={`Download ${path}`}
+      onClick={() => void get()}
+    >
       {got === null ? "Download" : bytes(got)}
     </button>
   );
@@ -128,12 +189,18 @@ function Links({ row }: { row: Job }) {
   return (
     <Card title="Where it shows its training" aside={<Command line={`skep show ${job}`} />}>
       <Problem text={problem} />
-      {value && !value.log && <p class="inside dim">Its log could not be read: there may be more.</p>}
+      {value && !value.log && (
+        <p class="inside dim">Its log could not be read: there may be more.</p>
+      )}
       {value && !value.links.length && (
         <Empty>No W&B run and no TensorBoard folder is known of it.</Empty>
       )}
       <ul class="list">
-        {value?.links.map((one) => <li key={one.url + one.folder}><OneLink link={one} job={job} /></li>)}
+        {value?.links.map((one) => (
+          <li key={one.url + one.folder}>
+            <OneLink link={one} job={job} />
+          </li>
+        ))}
       </ul>
     </Card>
   );
@@ -146,8 +213,16 @@ function OneLink({ link, job }: { link: Schemas["Link"]; job: string }) {
   return (
     <div class="what">
       <b>{name}</b>
-      {safe && <a href={link.url} target="_blank" rel="noopener noreferrer">{link.url}</a>}
-      {link.folder && <><code>{link.folder}</code> <Command line={`skep tensorboard ${job}`} /></>}
+      {safe && (
+        <a href={link.url} target="_blank" rel="noopener noreferrer">
+          {link.url}
+        </a>
+      )}
+      {link.folder && (
+        <>
+          <code>{link.folder}</code> <Command line={`skep tensorboard ${job}`} />
+        </>
+      )}
     </div>
   );
 }

@@ -39,7 +39,8 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
   const atEnd = useRef(true);
   const several = rank === "all" && ranks > 1;
   const chosen = several
-    ? Array.from({ length: Math.min(ranks, RANKS_MAX) }, (_, one) => one) : [Number(rank) || 0];
+    ? Array.from({ length: Math.min(ranks, RANKS_MAX) }, (_, one) => one)
+    : [Number(rank) || 0];
   useEffect(() => {
     const stop = new AbortController();
     const taken = new Taken((next, gone) => {
@@ -51,16 +52,27 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
     setOver(false);
     atEnd.current = true;
     const readings = chosen.map((one) => {
-      const path = pathOf(job, one, { attempt, tail: String(TAIL_LINES), ...(text ? { grep: text, any_case: "1" } : { follow: "1" }) });
-      return text ? found(path, stop.signal, (more) => taken.take(one, more)).finally(() => taken.end(one))
+      const path = pathOf(job, one, {
+        attempt,
+        tail: String(TAIL_LINES),
+        ...(text ? { grep: text, any_case: "1" } : { follow: "1" }),
+      });
+      return text
+        ? found(path, stop.signal, (more) => taken.take(one, more)).finally(() => taken.end(one))
         : read(path, stop.signal, (more) => taken.take(one, more)).finally(() => taken.end(one));
     });
     void Promise.allSettled(readings).then((told) => {
       if (stop.signal.aborted) return;
       setOver(true);
-      setProblem([...new Set(told.flatMap(
-        (one) => one.status === "rejected" ? [(one.reason as Error).message] : [],
-      ))].join("\n"));
+      setProblem(
+        [
+          ...new Set(
+            told.flatMap((one) =>
+              one.status === "rejected" ? [(one.reason as Error).message] : [],
+            ),
+          ),
+        ].join("\n"),
+      );
     });
     return () => stop.abort();
   }, [job, rank, attempt, text]);
@@ -75,33 +87,56 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
           {ranks > 1 && (
             <label>
               Rank{" "}
-              <select value={rank} onChange={(event) => setQuery({ rank: event.currentTarget.value })}>
+              <select
+                value={rank}
+                onChange={(event) => setQuery({ rank: event.currentTarget.value })}
+              >
                 <option value="all">all</option>
-                {Array.from({ length: ranks }, (_, one) => <option key={one}>{one}</option>)}
+                {Array.from({ length: ranks }, (_, one) => (
+                  <option key={one}>{one}</option>
+                ))}
               </select>
             </label>
           )}
           <label>
             Attempt{" "}
-            <select value={attempt} onChange={(event) => setQuery({ attempt: event.currentTarget.value })}>
+            <select
+              value={attempt}
+              onChange={(event) => setQuery({ attempt: event.currentTarget.value })}
+            >
               <option value="latest">latest, and those after it</option>
-              {Array.from({ length: row.attempt }, (_, one) => <option key={one}>{one + 1}</option>)}
+              {Array.from({ length: row.attempt }, (_, one) => (
+                <option key={one}>{one + 1}</option>
+              ))}
             </select>
           </label>
           <form
-            class="searching" role="search"
+            class="searching"
+            role="search"
             onSubmit={(event) => {
               event.preventDefault();
               setQuery({ grep: wanted.trim() });
             }}
           >
             <input
-              type="search" aria-label="Lines with a text, in the whole log" placeholder="Lines with …"
-              maxLength={256} value={wanted} onInput={(event) => setWanted(event.currentTarget.value)}
+              type="search"
+              aria-label="Lines with a text, in the whole log"
+              placeholder="Lines with …"
+              maxLength={256}
+              value={wanted}
+              onInput={(event) => setWanted(event.currentTarget.value)}
             />
             <button>Search</button>
             {text && (
-              <button type="button" onClick={() => { setWanted(""); setQuery({ grep: "" }); }}>Show all</button>
+              <button
+                type="button"
+                onClick={() => {
+                  setWanted("");
+                  setQuery({ grep: "" });
+                }}
+              >
+                Show all
+              </button>
             )}
           </form>
           <Download job={job} ranks={chosen} attempt={attempt} onProblem={setProblem} />
@@ -110,25 +145,42 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
           <p class="dim">Ranks 0 to {RANKS_MAX - 1} are shown: so many can be followed at once.</p>
         )}
         <Problem text={problem} />
-        {dropped > 0 && <p class="dim">The last {many(lines.length, "line")} are shown; the download has all.</p>}
+        {dropped > 0 && (
+          <p class="dim">The last {many(lines.length, "line")} are shown; the download has all.</p>
+        )}
         <div
-          class="log mono" ref={box} tabIndex={0} role="log" aria-live="off"
-          aria-label={several ? `Output of all ranks of ${job}` : `Output of rank ${rank} of ${job}`}
+          class="log mono"
+          ref={box}
+          tabIndex={0}
+          role="log"
+          aria-live="off"
+          aria-label={
+            several ? `Output of all ranks of ${job}` : `Output of rank ${rank} of ${job}`
+          }
           onScroll={(event) => {
             const element = event.currentTarget;
             atEnd.current = element.scrollTop + element.clientHeight > element.scrollHeight - 40;
           }}
         >
-          {lines.map((line) => <Shown key={line.key} line={line} several={several} />)}
+          {lines.map((line) => (
+            <Shown key={line.key} line={line} several={several} />
+          ))}
           {!lines.length && !problem && (
             <span class="dim">
-              {text ? (over ? "No line has this text." : "The log is searched …") : "It has printed nothing yet."}
+              {text
+                ? over
+                  ? "No line has this text."
+                  : "The log is searched …"
+                : "It has printed nothing yet."}
             </span>
           )}
         </div>
         <p class="dim" role="status">
-          {text ? `${many(lines.length, "line")} with “${text}”${over ? "" : " so far"}`
-            : over ? "The job is over: nothing more comes." : "New lines show as they are printed."}
+          {text
+            ? `${many(lines.length, "line")} with “${text}”${over ? "" : " so far"}`
+            : over
+              ? "The job is over: nothing more comes."
+              : "New lines show as they are printed."}
         </p>
       </div>
     </Card>
@@ -138,8 +190,20 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
 function Shown({ line, several }: { line: Line; several: boolean }) {
   return (
     <div class="line">
-      {several && <span class="rank" title={`rank ${line.rank}`}>{line.rank}</span>}
-      {line.shown.map((one, place) => one.style ? <span key={place} class={one.style}>{one.text}</span> : one.text)}
+      {several && (
+        <span class="rank" title={`rank ${line.rank}`}>
+          {line.rank}
+        </span>
+      )}
+      {line.shown.map((one, place) =>
+        one.style ? (
+          <span key={place} class={one.style}>
+            {one.text}
+          </span>
+        ) : (
+          one.text
+        ),
+      )}
       {line.more > 0 && <span class="dim"> … {many(line.more, "character")} more</span>}
       {!line.shown.length && "\u200b"}
     </div>
@@ -203,9 +267,14 @@ const pathOf = (job: string, rank: number, more: Record<string, string>): string
 
 function lineOf(job: string, rank: string, attempt: string, text: string): string {
   return [
-    "skep logs", text ? `--grep '${text.replaceAll("'", "'\\''")}' -i` : "-f",
-    rank !== "0" && `--rank ${rank}`, attempt !== "latest" && `--attempt ${attempt}`, job,
-  ].filter(Boolean).join(" ");
+    "skep logs",
+    text ? `--grep '${text.replaceAll("'", "'\\''")}' -i` : "-f",
+    rank !== "0" && `--rank ${rank}`,
+    attempt !== "latest" && `--attempt ${attempt}`,
+    job,
+  ]
+    .filter(Boolean)
+    .join(" ");
 }
 
 /** Saves the whole output of each chosen rank. */
@@ -235,7 +304,11 @@ function Download(props: {
   );
 }
 
-async function read(path: string, signal: AbortSignal, take: (text: string) => void): Promise<void> {
+async function read(
+  path: string,
+  signal: AbortSignal,
+  take: (text: string) => void,
+): Promise<void> {
   const response = await open(path, { signal });
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
@@ -246,7 +319,11 @@ async function read(path: string, signal: AbortSignal, take: (text: string) => v
 }
 
 /** Take the lines that a search finds: each answer is a JSON line with some of them. */
-async function found(path: string, signal: AbortSignal, take: (text: string) => void): Promise<void> {
+async function found(
+  path: string,
+  signal: AbortSignal,
+  take: (text: string) => void,
+): Promise<void> {
   let rest = "";
   await read(path, signal, (more) => {
     const parts = (rest + more).split("\n");
@@ -254,4 +331,3 @@ async function found(path: string, signal: AbortSignal, take: (text: string) => 
     for (const part of parts) if (part) take((JSON.parse(part) as { text: string }).text);
   });
 }
-

@@ -6,7 +6,8 @@ import { clock, length, many, now } from "../format";
 import { Card, Wide } from "../parts/basics";
 
 type Detail = Pick<
-  Schemas["JobDetail"], "job" | "state" | "submitted_at" | "ended_at" | "attempts" | "tasks"
+  Schemas["JobDetail"],
+  "job" | "state" | "submitted_at" | "ended_at" | "attempts" | "tasks"
 >;
 
 interface Piece {
@@ -18,13 +19,25 @@ interface Piece {
 
 /** How a stretch is drawn, by the cause that it is blamed on; all others are waiting. */
 export const KINDS: Record<string, string> = {
-  running: "run", "slowed-by-packing": "run slow", "slowed-by-placement": "run slow",
-  "slowed-by-size": "run slow", "slowed-by-node": "run slow", starting: "begin", changing: "begin",
-  stopping: "begin", suspended: "still", preempted: "bad", "work-lost": "bad",
+  running: "run",
+  "slowed-by-packing": "run slow",
+  "slowed-by-placement": "run slow",
+  "slowed-by-size": "run slow",
+  "slowed-by-node": "run slow",
+  starting: "begin",
+  changing: "begin",
+  stopping: "begin",
+  suspended: "still",
+  preempted: "bad",
+  "work-lost": "bad",
 };
 const LEGEND: [string, string][] = [
-  ["wait", "waits"], ["begin", "starts or changes"], ["run", "trains"], ["run slow", "trains slower"],
-  ["still", "suspended"], ["bad", "preempted or lost"],
+  ["wait", "waits"],
+  ["begin", "starts or changes"],
+  ["run", "trains"],
+  ["run slow", "trains slower"],
+  ["still", "suspended"],
+  ["bad", "preempted or lost"],
 ];
 
 /** What the colours of the kinds that are drawn mean. */
@@ -32,7 +45,10 @@ export function Legend({ kinds }: { kinds: string[] }) {
   return (
     <p class="legend dim">
       {LEGEND.filter(([kind]) => kinds.includes(kind)).map(([kind, text]) => (
-        <span key={kind}><i class={kind} />{text}</span>
+        <span key={kind}>
+          <i class={kind} />
+          {text}
+        </span>
       ))}
     </p>
   );
@@ -44,7 +60,8 @@ function blamed(blame: Schemas["Blame"], present: number): Piece[] {
   return blame.spans.map((one, place) => ({
     from: one.begin,
     to: !blame.end && place === blame.spans.length - 1 ? Math.max(one.end, present) : one.end,
-    kind: KINDS[one.cause] ?? "wait", text: texts.get(one.cause) ?? one.cause,
+    kind: KINDS[one.cause] ?? "wait",
+    text: texts.get(one.cause) ?? one.cause,
   }));
 }
 
@@ -59,7 +76,7 @@ function pieces(detail: Detail, present: number): Piece[] {
     const bound = one.bound_at ?? null;
     const started = one.started_at ?? null;
     const first = one.first_step_at ?? null;
-    const end = one.ended_at ?? (detail.ended_at ?? present);
+    const end = one.ended_at ?? detail.ended_at ?? present;
     add(last, bound, "wait", "waits");
     add(bound, started ?? end, "begin", `attempt ${one.attempt} is placed on ${one.place}`);
     add(started, first ?? end, "begin", `attempt ${one.attempt} starts`);
@@ -80,10 +97,14 @@ export function Timeline({ detail }: { detail: Detail }) {
   const params = { path: { job: detail.job } };
   const needs = [detail];
   // An array runs as its tasks do: it has no time of its own.
-  const blame = useAsked(async () => detail.tasks ? null
-    : answered(api.GET("/v1/jobs/{job}/blame", { params })), needs).value;
-  const course = useAsked(async () => detail.tasks ? null
-    : answered(api.GET("/v1/jobs/{job}/rates", { params })), needs).value;
+  const blame = useAsked(
+    async () => (detail.tasks ? null : answered(api.GET("/v1/jobs/{job}/blame", { params }))),
+    needs,
+  ).value;
+  const course = useAsked(
+    async () => (detail.tasks ? null : answered(api.GET("/v1/jobs/{job}/rates", { params }))),
+    needs,
+  ).value;
   const drawn = blame && !blame.earlier_ns ? blamed(blame, present) : pieces(detail, present);
   const marks = (course?.marks ?? []).filter((one) => DECISIONS.has(one.kind));
   const from = detail.submitted_at ?? present;
@@ -92,12 +113,24 @@ export function Timeline({ detail }: { detail: Detail }) {
   const place = (at: number) => `${Math.min(100, (100 * (at - from)) / Math.max(1, to - from))}%`;
   const told = drawn.map((one) => `${one.text}, ${length(one.to - one.from)}`);
   return (
-    <Card title="Timeline" aside={<span class="dim">{clock(from)} to {detail.ended_at ? clock(to) : "now"}, {length(to - from)}</span>}>
+    <Card
+      title="Timeline"
+      aside={
+        <span class="dim">
+          {clock(from)} to {detail.ended_at ? clock(to) : "now"}, {length(to - from)}
+        </span>
+      }
+    >
       <div class="inside">
-        <div class="timeline" role="img" aria-label={`What it did: ${told.slice(0, 40).join("; ")}`}>
+        <div
+          class="timeline"
+          role="img"
+          aria-label={`What it did: ${told.slice(0, 40).join("; ")}`}
+        >
           {drawn.map((one) => (
             <i
-              key={`${one.kind}${one.from}`} class={one.kind}
+              key={`${one.kind}${one.from}`}
+              class={one.kind}
               style={{ left: place(one.from), width: place(from + one.to - one.from) }}
               title={`${clock(one.from)}: ${one.text}, ${length(one.to - one.from)}`}
             />
@@ -106,7 +139,11 @@ export function Timeline({ detail }: { detail: Detail }) {
         {marks.length > 0 && (
           <div class="ticks" aria-hidden="true">
             {marks.map((one, number) => (
-              <span key={number} style={{ left: place(one.at) }} title={`${clock(one.at)}: ${one.text}`} />
+              <span
+                key={number}
+                style={{ left: place(one.at) }}
+                title={`${clock(one.at)}: ${one.text}`}
+              />
             ))}
           </div>
         )}
@@ -118,14 +155,22 @@ export function Timeline({ detail }: { detail: Detail }) {
               {marks.map((one, number) => (
                 <li key={number}>
                   <span class="dim">{clock(one.at)}</span> {one.text}
-                  {one.reason && <> <code class="chip">{one.reason}</code></>}
+                  {one.reason && (
+                    <>
+                      {" "}
+                      <code class="chip">{one.reason}</code>
+                    </>
+                  )}
                 </li>
               ))}
             </ul>
           </details>
         )}
-        {attempts.length > 0
-          ? <Attempts attempts={attempts} present={present} /> : <p class="dim">It has not been placed yet.</p>}
+        {attempts.length > 0 ? (
+          <Attempts attempts={attempts} present={present} />
+        ) : (
+          <p class="dim">It has not been placed yet.</p>
+        )}
       </div>
     </Card>
   );
@@ -133,8 +178,18 @@ export function Timeline({ detail }: { detail: Detail }) {
 
 /** Where it was placed is told by the attempts. */
 const DECISIONS = new Set([
-  "job-requeued", "job-stopping", "job-demoted", "job-promoted", "job-changed", "gpus-regained",
-  "job-moved", "gang-widened", "gang-narrowed", "gpus-shared", "trial-begun", "trial-over",
+  "job-requeued",
+  "job-stopping",
+  "job-demoted",
+  "job-promoted",
+  "job-changed",
+  "gpus-regained",
+  "job-moved",
+  "gang-widened",
+  "gang-narrowed",
+  "gpus-shared",
+  "trial-begun",
+  "trial-over",
 ]);
 
 function Attempts({ attempts, present }: { attempts: Schemas["Attempt"][]; present: number }) {
@@ -145,8 +200,14 @@ function Attempts({ attempts, present }: { attempts: Schemas["Attempt"][]; prese
         <table class="plain">
           <thead>
             <tr>
-              <th>#</th><th>Where</th><th>Why there</th><th>Started</th><th class="right">Ran</th>
-              <th class="right">Suspended</th><th class="right">Mini-batches</th><th>End</th>
+              <th>#</th>
+              <th>Where</th>
+              <th>Why there</th>
+              <th>Started</th>
+              <th class="right">Ran</th>
+              <th class="right">Suspended</th>
+              <th class="right">Mini-batches</th>
+              <th>End</th>
             </tr>
           </thead>
           <tbody>
@@ -156,10 +217,14 @@ function Attempts({ attempts, present }: { attempts: Schemas["Attempt"][]; prese
                 <td>{one.place}</td>
                 <td>{one.why && <code class="chip">{one.why}</code>}</td>
                 <td>{one.started_at ? clock(one.started_at) : "–"}</td>
-                <td class="right">{one.started_at ? length((one.ended_at ?? present) - one.started_at) : "–"}</td>
+                <td class="right">
+                  {one.started_at ? length((one.ended_at ?? present) - one.started_at) : "–"}
+                </td>
                 <td class="right">{one.suspended_ns ? length(one.suspended_ns) : "–"}</td>
                 <td class="right">{one.steps || "–"}</td>
-                <td>{[one.outcome, one.ended_why, one.detail].filter(Boolean).join(": ") || "–"}</td>
+                <td>
+                  {[one.outcome, one.ended_why, one.detail].filter(Boolean).join(": ") || "–"}
+                </td>
               </tr>
             ))}
           </tbody>

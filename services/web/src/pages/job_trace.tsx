@@ -24,7 +24,11 @@ export function Trace({ row }: { row: Job }) {
   if (!value) return problem ? <Problem text={problem} /> : <Empty>Loading …</Empty>;
   const spans = value.spans;
   if (!spans.length) {
-    return <Card title="Trace"><Empty>No service has told a span of it yet (trace {value.trace_id || "–"}).</Empty></Card>;
+    return (
+      <Card title="Trace">
+        <Empty>No service has told a span of it yet (trace {value.trace_id || "–"}).</Empty>
+      </Card>
+    );
   }
   const from = Math.min(...spans.map((one) => one.start_ns));
   const to = Math.max(...spans.map((one) => one.end_ns));
@@ -37,10 +41,12 @@ export function Trace({ row }: { row: Job }) {
       <div class="inside">
         <div class="controls">
           <span class="dim">
-            {many(spans.length, "span")} in {length(to - from)} from {clock(from)}; trace <code>{value.trace_id}</code>
+            {many(spans.length, "span")} in {length(to - from)} from {clock(from)}; trace{" "}
+            <code>{value.trace_id}</code>
           </span>
           <button
-            type="button" aria-pressed={!linear}
+            type="button"
+            aria-pressed={!linear}
             onClick={() => setQuery({ scale: linear ? "" : "linear" })}
           >
             Logarithmic time
@@ -48,13 +54,24 @@ export function Trace({ row }: { row: Job }) {
         </div>
         <Wide label="Spans">
           <table class="plain waterfall">
-            <thead><tr><th>Span</th><th class="right optional">After</th><th class="right">Took</th><th class="when">When</th></tr></thead>
+            <thead>
+              <tr>
+                <th>Span</th>
+                <th class="right optional">After</th>
+                <th class="right">Took</th>
+                <th class="when">When</th>
+              </tr>
+            </thead>
             <tbody>
-              {shown.map((one) => <Row key={one.span_id} span={one} from={from} place={place} />)}
+              {shown.map((one) => (
+                <Row key={one.span_id} span={one} from={from} place={place} />
+              ))}
             </tbody>
           </table>
         </Wide>
-        {spans.length > shown.length && <p class="dim">{many(spans.length - shown.length, "later span")} are not shown.</p>}
+        {spans.length > shown.length && (
+          <p class="dim">{many(spans.length - shown.length, "later span")} are not shown.</p>
+        )}
       </div>
     </Card>
   );
@@ -64,15 +81,22 @@ function Row({ span, from, place }: { span: Span; from: number; place: (at: numb
   const begin = Math.min(99.4, place(span.start_ns));
   const width = Math.max(0.4, place(span.end_ns) - begin);
   const colour = SERVICES.indexOf(span.service);
-  const told = Object.entries(span.attributes).map(([name, one]) => `${name}=${String(one)}`).join(" ");
+  const told = Object.entries(span.attributes)
+    .map(([name, one]) => `${name}=${String(one)}`)
+    .join(" ");
   return (
     <tr>
-      <td title={told}><span class="dim">{span.service}</span> {span.name.replace(`${span.service} `, "")}</td>
+      <td title={told}>
+        <span class="dim">{span.service}</span> {span.name.replace(`${span.service} `, "")}
+      </td>
       <td class="right optional">{length(span.start_ns - from)}</td>
       <td class="right">{took(span.end_ns - span.start_ns)}</td>
       <td class="when">
         <span class="bar" aria-hidden="true">
-          <i class={`span-${colour < 0 ? "other" : colour}`} style={{ marginLeft: `${begin}%`, width: `${Math.min(width, 100 - begin)}%` }} />
+          <i
+            class={`span-${colour < 0 ? "other" : colour}`}
+            style={{ marginLeft: `${begin}%`, width: `${Math.min(width, 100 - begin)}%` }}
+          />
         </span>
       </td>
     </tr>

@@ -17,16 +17,36 @@ export function Trials({ trials, job }: { trials: Schemas["Tried"][]; job: strin
       <Wide label="Trials">
         <table class="plain">
           <thead>
-            <tr><th>#</th><th>What</th><th>With</th><th>Begun</th><th>Verdict</th><th>Gain (8 in 10)</th><th>Rate</th><th>Why</th></tr>
+            <tr>
+              <th>#</th>
+              <th>What</th>
+              <th>With</th>
+              <th>Begun</th>
+              <th>Verdict</th>
+              <th>Gain (8 in 10)</th>
+              <th>Rate</th>
+              <th>Why</th>
+            </tr>
           </thead>
           <tbody>
             {[...trials].reverse().map((one) => (
               <tr key={one.trial}>
                 <td>{one.trial}</td>
-                <td>{one.kind}{one.grown ? ` ${one.workers} → ${one.grown} workers` : ""}</td>
-                <td>{one.jobs.filter((other) => other !== job).join(", ") || one.nodes.join(", ") || "–"}</td>
-                <td><At at={one.begun_at} /></td>
-                <td>{one.verdict ? <State state={VERDICTS[one.verdict] ?? one.verdict} /> : "open"}</td>
+                <td>
+                  {one.kind}
+                  {one.grown ? ` ${one.workers} → ${one.grown} workers` : ""}
+                </td>
+                <td>
+                  {one.jobs.filter((other) => other !== job).join(", ") ||
+                    one.nodes.join(", ") ||
+                    "–"}
+                </td>
+                <td>
+                  <At at={one.begun_at} />
+                </td>
+                <td>
+                  {one.verdict ? <State state={VERDICTS[one.verdict] ?? one.verdict} /> : "open"}
+                </td>
                 <td>
                   {gain(one.gain_milli)}
                   {one.low_milli !== null && ` (${gain(one.low_milli)} to ${gain(one.high_milli)})`}
@@ -45,5 +65,10 @@ export function Trials({ trials, job }: { trials: Schemas["Tried"][]; job: strin
 function ratesOf(one: Schemas["Tried"], job: string): string {
   const before = one.before.find((each) => each.job === job)?.rate_milli;
   const after = one.after.find((each) => each.job === job)?.rate_milli;
-  return [before, after].filter((each) => each !== undefined).map(rate).join(" → ") || "–";
+  return (
+    [before, after]
+      .filter((each) => each !== undefined)
+      .map(rate)
+      .join(" → ") || "–"
+  );
 }

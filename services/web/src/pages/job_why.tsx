@@ -28,10 +28,16 @@ export function Why({ row, spec }: { row: Job; spec: Spec | null }) {
     [job, row.state, row.why, row.needs],
   );
   const tried = useAsked(
-    async () => asking
-      ? (await answered(api.GET("/v1/jobs/{job}/why", {
-        params: { path: { job }, query: { what_if: 1 } },
-      }))).what_if : null,
+    async () =>
+      asking
+        ? (
+            await answered(
+              api.GET("/v1/jobs/{job}/why", {
+                params: { path: { job }, query: { what_if: 1 } },
+              }),
+            )
+          ).what_if
+        : null,
     [job, asking, row.state, row.priority],
   );
   if (!value) return problem ? <Problem text={problem} /> : <Empty>Loading …</Empty>;
@@ -44,7 +50,9 @@ export function Why({ row, spec }: { row: Job; spec: Spec | null }) {
         <ul class="list">
           {value.reasons.map((one) => (
             <li key={one.reason + one.needs}>
-              <div class="what"><span>{one.text}</span> <code class="chip">{one.reason}</code></div>
+              <div class="what">
+                <span>{one.text}</span> <code class="chip">{one.reason}</code>
+              </div>
               {one.needs && <div class="dim">{one.needs}</div>}
             </li>
           ))}
@@ -53,7 +61,11 @@ export function Why({ row, spec }: { row: Job; spec: Spec | null }) {
       </Card>
       {value.would_change.length > 0 && (
         <Card title={row.ended_at ? "What would help" : "What would change that"}>
-          <ul class="list">{value.would_change.map((text) => <li key={text}>{text}</li>)}</ul>
+          <ul class="list">
+            {value.would_change.map((text) => (
+              <li key={text}>{text}</li>
+            ))}
+          </ul>
         </Card>
       )}
       {asking && (
@@ -72,7 +84,12 @@ export function Why({ row, spec }: { row: Job; spec: Spec | null }) {
   );
 }
 
-function Options(props: { options: Option[]; vain: Option[]; row: Job; onChoose: (one: Option) => void }) {
+function Options(props: {
+  options: Option[];
+  vain: Option[];
+  row: Job;
+  onChoose: (one: Option) => void;
+}) {
   const { options, vain, row } = props;
   return (
     <>
@@ -81,7 +98,11 @@ function Options(props: { options: Option[]; vain: Option[]; row: Job; onChoose:
         {options.map((one) => (
           <li key={one.reason + one.value} class="option">
             <div>
-              <b>{one.text}{one.value && `: ${one.value}`}</b> <code class="chip">{one.reason}</code>
+              <b>
+                {one.text}
+                {one.value && `: ${one.value}`}
+              </b>{" "}
+              <code class="chip">{one.reason}</code>
               <OutcomeLines outcome={one.outcome} />
             </div>
             <Does option={one} row={row} onChoose={props.onChoose} />
@@ -93,7 +114,9 @@ function Options(props: { options: Option[]; vain: Option[]; row: Job; onChoose:
           <summary>{many(vain.length, "change")} would not start it</summary>
           <ul class="plainly">
             {vain.map((one) => (
-              <li key={one.reason + one.value}>{one.text}: {one.value}. {waits(one.outcome)}</li>
+              <li key={one.reason + one.value}>
+                {one.text}: {one.value}. {waits(one.outcome)}
+              </li>
             ))}
           </ul>
         </details>
@@ -104,10 +127,20 @@ function Options(props: { options: Option[]; vain: Option[]; row: Job; onChoose:
 
 function Does(props: { option: Option; row: Job; onChoose: (one: Option) => void }) {
   const { option, row } = props;
-  if (isPriority(option) ? !may("prioritise", row.vc, row.owner)
-    : !option.spec || !may("submit", String((option.spec as Spec)["vc"] ?? row.vc)) || !may("cancel", row.vc, row.owner)
-      || !may("see-values", row.vc, row.owner)) return null;
-  return <button type="button" onClick={() => props.onChoose(option)}>Do it …</button>;
+  if (
+    isPriority(option)
+      ? !may("prioritise", row.vc, row.owner)
+      : !option.spec ||
+        !may("submit", String((option.spec as Spec)["vc"] ?? row.vc)) ||
+        !may("cancel", row.vc, row.owner) ||
+        !may("see-values", row.vc, row.owner)
+  )
+    return null;
+  return (
+    <button type="button" onClick={() => props.onChoose(option)}>
+      Do it …
+    </button>
+  );
 }
 
 /** A priority can be changed where the job waits; all other changes need another job. */
@@ -127,20 +160,27 @@ function Instead(props: { row: Job; spec: Spec | null; option: Option; onClose: 
     setProblem("");
     try {
       if (isPriority(option)) {
-        await answered(api.POST("/v1/jobs/{job}/priority", {
-          params, body: { priority: Number(option.value) },
-        }));
+        await answered(
+          api.POST("/v1/jobs/{job}/priority", {
+            params,
+            body: { priority: Number(option.value) },
+          }),
+        );
         props.onClose();
         return;
       }
-      const made = await answered(api.POST("/v1/jobs", {
-        params: { header: { "Idempotency-Key": key } },
-        body: option.spec as unknown as Schemas["JobSpec"],
-      }));
+      const made = await answered(
+        api.POST("/v1/jobs", {
+          params: { header: { "Idempotency-Key": key } },
+          body: option.spec as unknown as Schemas["JobSpec"],
+        }),
+      );
       try {
         await answered(api.DELETE("/v1/jobs/{job}", { params }));
       } catch (error) {
-        throw new Error(`${made.job} was submitted, but ${job} was not cancelled: ${(error as Error).message}`);
+        throw new Error(
+          `${made.job} was submitted, but ${job} was not cancelled: ${(error as Error).message}`,
+        );
       }
       go(`/jobs/${encodeURIComponent(made.job)}`);
     } catch (error) {
@@ -151,23 +191,33 @@ function Instead(props: { row: Job; spec: Spec | null; option: Option; onClose: 
   return (
     <Dialog title={`${job}: ${option.text}`} onClose={props.onClose}>
       <OutcomeLines outcome={option.outcome} />
-      {isPriority(option)
-        ? <p>Its priority becomes {option.value}. It keeps its place among those of that priority.</p>
-        : (
-          <>
-            <p>It is submitted anew so, and {job} is cancelled. What changes in its spec:</p>
-            <pre class="differences">{differences(props.spec ?? {}, option.spec ?? {})}</pre>
-          </>
-        )}
+      {isPriority(option) ? (
+        <p>Its priority becomes {option.value}. It keeps its place among those of that priority.</p>
+      ) : (
+        <>
+          <p>It is submitted anew so, and {job} is cancelled. What changes in its spec:</p>
+          <pre class="differences">{differences(props.spec ?? {}, option.spec ?? {})}</pre>
+        </>
+      )}
       <p>
         <Command
-          line={isPriority(option) ? `skep set-priority ${job} ${option.value}`
-            : `skep submit new.json && skep cancel ${job}`}
+          line={
+            isPriority(option)
+              ? `skep set-priority ${job} ${option.value}`
+              : `skep submit new.json && skep cancel ${job}`
+          }
         />{" "}
         {!isPriority(option) && (
           <button
-            type="button" class="quiet"
-            onClick={() => void saved(new Response(JSON.stringify(option.spec, null, 2)), "new.json", () => undefined)}
+            type="button"
+            class="quiet"
+            onClick={() =>
+              void saved(
+                new Response(JSON.stringify(option.spec, null, 2)),
+                "new.json",
+                () => undefined,
+              )
+            }
           >
             save new.json
           </button>
@@ -175,7 +225,9 @@ function Instead(props: { row: Job; spec: Spec | null; option: Option; onClose: 
       </p>
       <Problem text={problem} />
       <div class="buttons">
-        <button type="button" onClick={props.onClose}>Leave it</button>
+        <button type="button" onClick={props.onClose}>
+          Leave it
+        </button>
         <button type="button" class="strong" disabled={busy} onClick={() => void make()}>
           {isPriority(option) ? "Set the priority" : "Submit it so, and cancel the old one"}
         </button>
@@ -188,8 +240,12 @@ function Instead(props: { row: Job; spec: Spec | null; option: Option; onClose: 
 function differences(before: Spec, after: Spec): string {
   const [old, next] = [lines(shortened(before)), lines(shortened(after))];
   const found = [
-    ...[...old].filter(([path, text]) => next.get(path) !== text).map(([path, text]) => `- ${path}: ${text}`),
-    ...[...next].filter(([path, text]) => old.get(path) !== text).map(([path, text]) => `+ ${path}: ${text}`),
+    ...[...old]
+      .filter(([path, text]) => next.get(path) !== text)
+      .map(([path, text]) => `- ${path}: ${text}`),
+    ...[...next]
+      .filter(([path, text]) => old.get(path) !== text)
+      .map(([path, text]) => `+ ${path}: ${text}`),
   ];
   return found.join("\n") || "nothing";
 }
@@ -198,7 +254,9 @@ function lines(tree: unknown, path = ""): Map<string, string> {
   if (tree === null || typeof tree !== "object" || Array.isArray(tree)) {
     return new Map([[path, JSON.stringify(tree)]]);
   }
-  return new Map(Object.entries(tree).flatMap(
-    ([name, value]) => [...lines(value, path ? `${path}.${name}` : name)],
-  ));
+  return new Map(
+    Object.entries(tree).flatMap(([name, value]) => [
+      ...lines(value, path ? `${path}.${name}` : name),
+    ]),
+  );
 }

@@ -13,34 +13,143 @@ import { me } from "../session";
 import { forget, keep, views } from "../views";
 
 const ACTIVE = ["submitted", "queued", "bound", "running", "suspended", "stopping"];
-const STATES = ["active", "running", "queued", "suspended", "succeeded", "failed", "cancelled", "all"];
+const STATES = [
+  "active",
+  "running",
+  "queued",
+  "suspended",
+  "succeeded",
+  "failed",
+  "cancelled",
+  "all",
+];
 
 /** The columns, in the order in which a narrow window keeps them. */
 export const COLUMNS: Column<Job>[] = [
-  { key: "job", title: "Job", width: "minmax(64px, .7fr)", cell: (row) => row.task || row.job, by: (row) => row.job },
-  { key: "name", title: "Name", width: "minmax(90px, 2fr)", cell: (row) => <span title={row.name}>{row.name}</span>, by: (row) => row.name },
-  { key: "state", title: "State", width: "102px", cell: (row) => <JobState row={row} />, by: (row) => row.state },
-  { key: "vc", title: "VC", width: "minmax(60px, .8fr)", cell: (row) => row.vc, by: (row) => row.vc, from: 640 },
-  { key: "owner", title: "Owner", width: "minmax(60px, .8fr)", cell: (row) => row.owner, by: (row) => row.owner, from: 1000 },
-  { key: "gpus", title: "GPUs", width: "48px", right: true, cell: (row) => row.gpu_share ?? row.gpus, by: (row) => row.gpus, from: 420 },
-  { key: "place", title: "Where", width: "minmax(80px, 1.1fr)", cell: (row) => <span title={row.place}>{row.place}</span>, by: (row) => row.place, from: 900 },
-  { key: "progress", title: "Progress", width: "110px", cell: (row) => <Progress row={row} />, by: (row) => row.progress ?? -1, from: 800 },
-  { key: "rate", title: "Rate", width: "72px", right: true, cell: (row) => rate(row.rate_milli), by: (row) => row.rate_milli ?? -1, from: 1100 },
-  { key: "ends", title: "Ends", width: "82px", right: true, cell: (row) => <Ends row={row} />, by: (row) => row.ended_at ?? row.end?.[1] ?? Infinity, from: 720 },
-  { key: "age", title: "Age", width: "62px", right: true, cell: (row) => row.submitted_at ? length(now.value - row.submitted_at) : "", by: (row) => row.submitted_at ?? 0, from: 1100 },
-  { key: "why", title: "Why", width: "minmax(120px, 2.6fr)", cell: (row) => <Why row={row} />, by: (row) => row.why ?? "", from: 1000 },
+  {
+    key: "job",
+    title: "Job",
+    width: "minmax(64px, .7fr)",
+    cell: (row) => row.task || row.job,
+    by: (row) => row.job,
+  },
+  {
+    key: "name",
+    title: "Name",
+    width: "minmax(90px, 2fr)",
+    cell: (row) => <span title={row.name}>{row.name}</span>,
+    by: (row) => row.name,
+  },
+  {
+    key: "state",
+    title: "State",
+    width: "102px",
+    cell: (row) => <JobState row={row} />,
+    by: (row) => row.state,
+  },
+  {
+    key: "vc",
+    title: "VC",
+    width: "minmax(60px, .8fr)",
+    cell: (row) => row.vc,
+    by: (row) => row.vc,
+    from: 640,
+  },
+  {
+    key: "owner",
+    title: "Owner",
+    width: "minmax(60px, .8fr)",
+    cell: (row) => row.owner,
+    by: (row) => row.owner,
+    from: 1000,
+  },
+  {
+    key: "gpus",
+    title: "GPUs",
+    width: "48px",
+    right: true,
+    cell: (row) => row.gpu_share ?? row.gpus,
+    by: (row) => row.gpus,
+    from: 420,
+  },
+  {
+    key: "place",
+    title: "Where",
+    width: "minmax(80px, 1.1fr)",
+    cell: (row) => <span title={row.place}>{row.place}</span>,
+    by: (row) => row.place,
+    from: 900,
+  },
+  {
+    key: "progress",
+    title: "Progress",
+    width: "110px",
+    cell: (row) => <Progress row={row} />,
+    by: (row) => row.progress ?? -1,
+    from: 800,
+  },
+  {
+    key: "rate",
+    title: "Rate",
+    width: "72px",
+    right: true,
+    cell: (row) => rate(row.rate_milli),
+    by: (row) => row.rate_milli ?? -1,
+    from: 1100,
+  },
+  {
+    key: "ends",
+    title: "Ends",
+    width: "82px",
+    right: true,
+    cell: (row) => <Ends row={row} />,
+    by: (row) => row.ended_at ?? row.end?.[1] ?? Infinity,
+    from: 720,
+  },
+  {
+    key: "age",
+    title: "Age",
+    width: "62px",
+    right: true,
+    cell: (row) => (row.submitted_at ? length(now.value - row.submitted_at) : ""),
+    by: (row) => row.submitted_at ?? 0,
+    from: 1100,
+  },
+  {
+    key: "why",
+    title: "Why",
+    width: "minmax(120px, 2.6fr)",
+    cell: (row) => <Why row={row} />,
+    by: (row) => row.why ?? "",
+    from: 1000,
+  },
 ];
 
 function JobState({ row }: { row: Job }) {
-  if (row.stalled_since) return <State state="stalled" title={`${row.state}; it makes no mini-batches`} />;
-  return <State state={row.state} {...(row.changing && { title: `${row.changing.goal} is under way` })} />;
+  if (row.stalled_since)
+    return <State state="stalled" title={`${row.state}; it makes no mini-batches`} />;
+  return (
+    <State
+      state={row.state}
+      {...(row.changing && { title: `${row.changing.goal} is under way` })}
+    />
+  );
 }
 
 function Progress({ row }: { row: Job }) {
   if (row.tasks) {
     const { total, succeeded, failed, running } = row.tasks;
     const text = `${many(total, "task")}: ${running} run, ${succeeded} succeeded, ${failed} failed`;
-    return <Bar label={text} parts={[["good", succeeded / total], ["bad", failed / total], ["", running / total]]} />;
+    return (
+      <Bar
+        label={text}
+        parts={[
+          ["good", succeeded / total],
+          ["bad", failed / total],
+          ["", running / total],
+        ]}
+      />
+    );
   }
   if (row.progress === null || !row.total_steps) return row.steps ? <>{count(row.steps)}</> : null;
   const text = `${count(row.steps)} of ${count(row.total_steps)} mini-batches`;
@@ -51,12 +160,20 @@ function Ends({ row }: { row: Job }) {
   if (row.ended_at) return <At at={row.ended_at} />;
   if (!row.end) return null;
   const [p10, p50, p90] = row.end;
-  return <span title={`eight times in ten within ${length(p90 - p10)}`}>~<At at={p50} /></span>;
+  return (
+    <span title={`eight times in ten within ${length(p90 - p10)}`}>
+      ~<At at={p50} />
+    </span>
+  );
 }
 
 function Why({ row }: { row: Job }) {
   const text = row.state === "running" && !row.stalled_since ? "" : row.text;
-  return <span class="dim" title={text}>{text}</span>;
+  return (
+    <span class="dim" title={text}>
+      {text}
+    </span>
+  );
 }
 
 /** Return the rows that a query asks for. */
@@ -66,12 +183,16 @@ export function chosenRows(all: Job[], asked: URLSearchParams, person: string): 
   const vc = asked.get("vc");
   const owner = asked.get("mine") ? person : asked.get("owner");
   return all.filter((row) => {
-    if (state === "active" ? !ACTIVE.includes(row.state) : state !== "all" && row.state !== state) return false;
+    if (state === "active" ? !ACTIVE.includes(row.state) : state !== "all" && row.state !== state)
+      return false;
     if (vc && row.vc !== vc) return false;
     if (owner && row.owner !== owner) return false;
     if (!words.length) return true;
-    const labels = Object.entries(row.labels).map(([name, value]) => `${name}=${value}`).join(" ");
-    const text = `${row.job} ${row.task} ${row.name} ${row.vc} ${row.owner} ${row.place} ${row.text} ${labels}`.toLowerCase();
+    const labels = Object.entries(row.labels)
+      .map(([name, value]) => `${name}=${value}`)
+      .join(" ");
+    const text =
+      `${row.job} ${row.task} ${row.name} ${row.vc} ${row.owner} ${row.place} ${row.text} ${labels}`.toLowerCase();
     return words.every((word) => text.includes(word));
   });
 }
@@ -94,36 +215,50 @@ export function JobsPage() {
   const [ask, setAsk] = useState<Ask | null>(null);
   const all = jobs.all.value;
   const rows = useMemo(
-    () => sorted(chosenRows(all, asked, person), COLUMNS, sort), [all, asked, sort, person],
+    () => sorted(chosenRows(all, asked, person), COLUMNS, sort),
+    [all, asked, sort, person],
   );
   const columns = useMemo(() => shownColumns(all), [all]);
   const taken = rows.filter((row) => chosen.has(row.job));
   const choose = (keys: string[], on: boolean) => {
     const next = new Set(chosen);
-    for (const key of keys) if (on) next.add(key); else next.delete(key);
+    for (const key of keys)
+      if (on) next.add(key);
+      else next.delete(key);
     setChosen(next);
   };
   return (
     <>
       <div class="title">
         <h1>Jobs</h1>
-        <span class="dim" role="status">{count(rows.length)} shown</span>
-        <span class="more"><Command line={lineOf(asked)} /></span>
+        <span class="dim" role="status">
+          {count(rows.length)} shown
+        </span>
+        <span class="more">
+          <Command line={lineOf(asked)} />
+        </span>
       </div>
       <Filters asked={asked} person={person} />
       {taken.length > 0 && (
         <div class="controls" role="group" aria-label="What to do with the chosen jobs">
           <b>{many(taken.length, "job")} chosen</b>
           <ActionButtons asks={asksFor(taken)} onAsk={setAsk} />
-          <button type="button" class="quiet" onClick={() => setChosen(new Set())}>choose none</button>
+          <button type="button" class="quiet" onClick={() => setChosen(new Set())}>
+            choose none
+          </button>
         </div>
       )}
       <div class="card">
         <Rows
-          label="Jobs" columns={columns} rows={rows} keyOf={(row) => row.job}
+          label="Jobs"
+          columns={columns}
+          rows={rows}
+          keyOf={(row) => row.job}
           href={(row) => `/jobs/${encodeURIComponent(row.job)}`}
-          sort={sort} onSort={(next) => setQuery({ sort: next })}
-          chosen={chosen} onChoose={choose}
+          sort={sort}
+          onSort={(next) => setQuery({ sort: next })}
+          chosen={chosen}
+          onChoose={choose}
           empty={<Nothing asked={asked} />}
         />
       </div>
@@ -142,20 +277,30 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
     <>
       <div class="controls">
         <input
-          type="search" placeholder="Search names, labels (team=vision), nodes, reasons …"
-          aria-label="Search" value={asked.get("q") ?? ""}
+          type="search"
+          placeholder="Search names, labels (team=vision), nodes, reasons …"
+          aria-label="Search"
+          value={asked.get("q") ?? ""}
           onInput={(event) => setQuery({ q: event.currentTarget.value })}
         />
         <label>
           <span class="hidden">Virtual cluster</span>
-          <select value={asked.get("vc") ?? ""} onChange={(event) => setQuery({ vc: event.currentTarget.value })}>
+          <select
+            value={asked.get("vc") ?? ""}
+            onChange={(event) => setQuery({ vc: event.currentTarget.value })}
+          >
             <option value="">All virtual clusters</option>
-            {names.map((name) => <option key={name} value={name}>{name}</option>)}
+            {names.map((name) => (
+              <option key={name} value={name}>
+                {name}
+              </option>
+            ))}
           </select>
         </label>
         {person && (
           <button
-            type="button" aria-pressed={Boolean(asked.get("mine"))}
+            type="button"
+            aria-pressed={Boolean(asked.get("mine"))}
             onClick={() => setQuery({ mine: asked.get("mine") ? "" : "1" })}
           >
             Mine
@@ -165,7 +310,9 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
       <div class="controls" role="group" aria-label="States">
         {STATES.map((one) => (
           <button
-            key={one} type="button" aria-pressed={state === one}
+            key={one}
+            type="button"
+            aria-pressed={state === one}
             onClick={() => setQuery({ state: one === "active" ? "" : one })}
           >
             {one}
@@ -174,7 +321,14 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
         {views.value.map((view) => (
           <span key={view.name} class="chip">
             <a href={`/jobs?${view.query}`}>{view.name}</a>
-            <button type="button" class="quiet" aria-label={`Forget the view ${view.name}`} onClick={() => forget(view.name)}>×</button>
+            <button
+              type="button"
+              class="quiet"
+              aria-label={`Forget the view ${view.name}`}
+              onClick={() => forget(view.name)}
+            >
+              ×
+            </button>
           </span>
         ))}
         <form
@@ -185,8 +339,12 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
           }}
         >
           <input
-            aria-label="Name of this view" placeholder="Keep this view as …" size={18} maxLength={40}
-            value={saving} onInput={(event) => setSaving(event.currentTarget.value)}
+            aria-label="Name of this view"
+            placeholder="Keep this view as …"
+            size={18}
+            maxLength={40}
+            value={saving}
+            onInput={(event) => setSaving(event.currentTarget.value)}
           />
         </form>
       </div>
@@ -196,12 +354,16 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
 
 function Nothing({ asked }: { asked: URLSearchParams }) {
   if (jobs.rows.size && [...asked.keys()].length) {
-    return <Empty>No job matches. <a href="/jobs?state=all">Show all jobs</a>.</Empty>;
+    return (
+      <Empty>
+        No job matches. <a href="/jobs?state=all">Show all jobs</a>.
+      </Empty>
+    );
   }
   return (
     <Empty>
-      No job waits or runs. Submit one: <Command line="skep run --gpus 1 -- python train.py" />
-      {" "}or look at <a href="/jobs?state=all">those that ended</a>.
+      No job waits or runs. Submit one: <Command line="skep run --gpus 1 -- python train.py" /> or
+      look at <a href="/jobs?state=all">those that ended</a>.
     </Empty>
   );
 }

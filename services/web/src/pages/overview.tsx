@@ -15,7 +15,9 @@ const WAITING_SHOWN = 12;
 export function OverviewPage() {
   return (
     <>
-      <div class="title"><h1>Overview</h1></div>
+      <div class="title">
+        <h1>Overview</h1>
+      </div>
       <Tiles />
       <Alerts />
       <div class="columns">
@@ -36,11 +38,18 @@ function Tiles() {
   return (
     <div class="tiles">
       <a class="tile" href="/jobs?state=running">
-        <b>{count(byState["running"] ?? 0)}</b><span>jobs run</span>
+        <b>{count(byState["running"] ?? 0)}</b>
+        <span>jobs run</span>
       </a>
-      <a class="tile" href="/jobs?state=queued"><b>{count(waiting)}</b><span>jobs wait</span></a>
+      <a class="tile" href="/jobs?state=queued">
+        <b>{count(waiting)}</b>
+        <span>jobs wait</span>
+      </a>
       <a class="tile" href="/cluster">
-        <b>{count(gpus["held"] ?? 0)}<small class="dim"> of {count(all)}</small></b>
+        <b>
+          {count(gpus["held"] ?? 0)}
+          <small class="dim"> of {count(all)}</small>
+        </b>
         <span>GPUs held, {percent(gpus["held"] ?? 0, all)}</span>
       </a>
       <a class="tile" href="/cluster">
@@ -69,23 +78,32 @@ function Alerts() {
   if (!all.length) return null;
   return (
     <Card title={many(all.length, "alert")}>
-      <ul class="list">{all.slice(0, 20).map((one) => <AlertLine key={one.alert} alert={one} />)}</ul>
+      <ul class="list">
+        {all.slice(0, 20).map((one) => (
+          <AlertLine key={one.alert} alert={one} />
+        ))}
+      </ul>
       {all.length > 20 && <Empty>{count(all.length - 20)} more are not shown.</Empty>}
     </Card>
   );
 }
 
 function AlertLine({ alert }: { alert: Alert }) {
-  const href = alert.kind === "job" ? `/jobs/${encodeURIComponent(alert.about)}`
-    : alert.kind === "node" || alert.kind === "gpu"
-      ? `/cluster?node=${encodeURIComponent(alert.about.split("/")[0] ?? "")}` : "";
+  const href =
+    alert.kind === "job"
+      ? `/jobs/${encodeURIComponent(alert.about)}`
+      : alert.kind === "node" || alert.kind === "gpu"
+        ? `/cluster?node=${encodeURIComponent(alert.about.split("/")[0] ?? "")}`
+        : "";
   return (
     <li>
       <div class="what">
         <State state={alert.severity === "info" ? "info" : "bad"} title={alert.code} />
         {href ? <a href={href}>{alert.about}</a> : <b>{alert.about}</b>}
         <span>{alert.text}</span>
-        <span class="dim"><At at={alert.since} distance /></span>
+        <span class="dim">
+          <At at={alert.since} distance />
+        </span>
       </div>
       <div class="dim">{alert.todo}</div>
     </li>
@@ -115,7 +133,11 @@ function Waiting() {
               <span>{row.name}</span>
               <span class="dim">
                 {row.vc}, {many(row.gpus, "GPU")}, waits since <At at={row.submitted_at} />
-                {row.start && <>, starts about <At at={row.start[1]} /></>}
+                {row.start && (
+                  <>
+                    , starts about <At at={row.start[1]} />
+                  </>
+                )}
               </span>
             </div>
             <div>{row.text || "It was not looked at yet."}</div>
@@ -135,20 +157,31 @@ function LastDay() {
   const [rows, setRows] = useState<HistoryRow[] | null>(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
-    const load = () => void answered(api.GET("/v1/history", { params: { query: { hours: 24 } } }))
-      .then((told) => {
-        setRows(told.rows.map((cells) => Object.fromEntries(
-          told.columns.map((column, place) => [column, cells[place] ?? null]),
-        ) as HistoryRow));
-        setProblem("");
-      })
-      .catch((error: Error) => setProblem(error.message));
+    const load = () =>
+      void answered(api.GET("/v1/history", { params: { query: { hours: 24 } } }))
+        .then((told) => {
+          setRows(
+            told.rows.map(
+              (cells) =>
+                Object.fromEntries(
+                  told.columns.map((column, place) => [column, cells[place] ?? null]),
+                ) as HistoryRow,
+            ),
+          );
+          setProblem("");
+        })
+        .catch((error: Error) => setProblem(error.message));
     load();
     // A new point comes every five minutes.
     const timer = setInterval(load, 300_000);
     return () => clearInterval(timer);
   }, []);
-  if (!rows) return <Card title="The last day"><Empty>{problem || "Loading …"}</Empty></Card>;
+  if (!rows)
+    return (
+      <Card title="The last day">
+        <Empty>{problem || "Loading …"}</Empty>
+      </Card>
+    );
   if (rows.length < 2) {
     return (
       <Card title="The last day">
@@ -163,7 +196,9 @@ function LastDay() {
     <>
       <Card title="GPUs over the last day">
         <Chart
-          label="GPUs held, training and out of use over the last day" times along={along}
+          label="GPUs held, training and out of use over the last day"
+          times
+          along={along}
           series={[
             { name: "held", values: of("held"), colour: "busy", told: whole, filled: true },
             { name: "training", values: of("training"), colour: "good", told: whole },
@@ -174,8 +209,19 @@ function LastDay() {
       </Card>
       <Card title="Waiting">
         <Chart
-          label="Jobs that wait over the last day" times along={along} height={150}
-          series={[{ name: "jobs that wait", values: of("waiting"), colour: "honey", told: whole, filled: true }]}
+          label="Jobs that wait over the last day"
+          times
+          along={along}
+          height={150}
+          series={[
+            {
+              name: "jobs that wait",
+              values: of("waiting"),
+              colour: "honey",
+              told: whole,
+              filled: true,
+            },
+          ]}
         />
       </Card>
     </>

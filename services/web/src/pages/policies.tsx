@@ -28,8 +28,10 @@ export function PoliciesPage() {
   const tab = query.value.get("tab") ?? "";
   return (
     <>
-      <div class="title"><h1>Policies and models</h1></div>
-      <Tabs tabs={TABS} chosen={tab} to={(one) => one ? `/policies?tab=${one}` : "/policies"} />
+      <div class="title">
+        <h1>Policies and models</h1>
+      </div>
+      <Tabs tabs={TABS} chosen={tab} to={(one) => (one ? `/policies?tab=${one}` : "/policies")} />
       {tab === "" && <Ordered />}
       {tab === "models" && <Models />}
       {tab === "estimates" && <Calibration />}
@@ -60,12 +62,26 @@ function Ordered() {
     <>
       <Problem text={problem || all.problem} />
       <Card title="Virtual clusters" aside={<Command line="skep vc ls" />}>
-        {!rows.length && <Empty>You see no virtual cluster. A manager of one can give you a role in it.</Empty>}
+        {!rows.length && (
+          <Empty>You see no virtual cluster. A manager of one can give you a role in it.</Empty>
+        )}
         {rows.length > 0 && (
           <Wide label="Virtual clusters">
             <table class="plain">
-              <thead><tr><th>VC</th><th>Policy</th><th>What it does</th><th>Options</th><th>Followed now</th></tr></thead>
-              <tbody>{rows.map((row) => <VcLine key={row.vc} row={row} policy={policies.get(row.policy)} />)}</tbody>
+              <thead>
+                <tr>
+                  <th>VC</th>
+                  <th>Policy</th>
+                  <th>What it does</th>
+                  <th>Options</th>
+                  <th>Followed now</th>
+                </tr>
+              </thead>
+              <tbody>
+                {rows.map((row) => (
+                  <VcLine key={row.vc} row={row} policy={policies.get(row.policy)} />
+                ))}
+              </tbody>
             </table>
           </Wide>
         )}
@@ -75,12 +91,25 @@ function Ordered() {
           <summary>{policies.size} policies, with their options and where they are from</summary>
           <Wide label="Policies">
             <table class="plain">
-              <thead><tr><th>Policy</th><th>What it does</th><th>Options and defaults</th><th>Source</th></tr></thead>
+              <thead>
+                <tr>
+                  <th>Policy</th>
+                  <th>What it does</th>
+                  <th>Options and defaults</th>
+                  <th>Source</th>
+                </tr>
+              </thead>
               <tbody>
                 {[...policies.values()].map((one) => (
                   <tr key={one.policy}>
-                    <td><b>{one.policy}</b></td><td>{one.does.replaceAll("`", "")}</td>
-                    <td><Options options={one.options} /></td><td class="dim">{one.source}</td>
+                    <td>
+                      <b>{one.policy}</b>
+                    </td>
+                    <td>{one.does.replaceAll("`", "")}</td>
+                    <td>
+                      <Options options={one.options} />
+                    </td>
+                    <td class="dim">{one.source}</td>
                   </tr>
                 ))}
               </tbody>
@@ -100,21 +129,28 @@ function Ordered() {
 function VcLine({ row, policy }: { row: Vc; policy: Policy | undefined }) {
   return (
     <tr>
-      <td><a href={`/jobs?vc=${encodeURIComponent(row.vc)}`}>{row.vc}</a></td>
-      <td><b>{row.policy}</b></td>
-      <td>{policy?.does.replaceAll("`", "")}</td>
-      <td><Options options={row.options} /></td>
       <td>
-        {row.following
-          ? (
-            <a href="/policies?tab=models">
-              <Word
-                as={row.following.follows ? "running" : "drained"} title={row.following.text}
-                text={row.following.follows ? "its model" : `its rule ${row.following.rule}`}
-              />
-            </a>
-          )
-          : <span class="dim">the policy</span>}
+        <a href={`/jobs?vc=${encodeURIComponent(row.vc)}`}>{row.vc}</a>
+      </td>
+      <td>
+        <b>{row.policy}</b>
+      </td>
+      <td>{policy?.does.replaceAll("`", "")}</td>
+      <td>
+        <Options options={row.options} />
+      </td>
+      <td>
+        {row.following ? (
+          <a href="/policies?tab=models">
+            <Word
+              as={row.following.follows ? "running" : "drained"}
+              title={row.following.text}
+              text={row.following.follows ? "its model" : `its rule ${row.following.rule}`}
+            />
+          </a>
+        ) : (
+          <span class="dim">the policy</span>
+        )}
       </td>
     </tr>
   );
@@ -126,8 +162,15 @@ function Options({ options }: { options: Record<string, unknown> }) {
   return (
     <span class="chips">
       {all.map(([name, value]) => {
-        const text = typeof value === "string" && value.length > 16 ? `${value.slice(0, 12)}…` : JSON.stringify(value);
-        return <code key={name} class="chip" title={JSON.stringify(value)}>{name}: {text}</code>;
+        const text =
+          typeof value === "string" && value.length > 16
+            ? `${value.slice(0, 12)}…`
+            : JSON.stringify(value);
+        return (
+          <code key={name} class="chip" title={JSON.stringify(value)}>
+            {name}: {text}
+          </code>
+        );
       })}
     </span>
   );

@@ -19,19 +19,21 @@ const STAGES: [string, string][] = [
 
 /** One card for each virtual cluster that names a model. */
 export function LearnedModels({ vcs, problem }: { vcs: Vc[]; problem: string }) {
-  const named = vcs.flatMap((row) => row.following ? [row.following] : []);
+  const named = vcs.flatMap((row) => (row.following ? [row.following] : []));
   return (
     <>
       <Problem text={problem} />
       {!named.length && (
         <Card title="Learned models" aside={<Command line="skep models ls" />}>
           <Empty>
-            No virtual cluster follows a learned model. One does whose policy
-            is <code>{"{name: learned, model: HASH}"}</code> in the cluster's file.
+            No virtual cluster follows a learned model. One does whose policy is{" "}
+            <code>{"{name: learned, model: HASH}"}</code> in the cluster's file.
           </Empty>
         </Card>
       )}
-      {named.map((one) => <Model key={one.vc} said={one} />)}
+      {named.map((one) => (
+        <Model key={one.vc} said={one} />
+      ))}
     </>
   );
 }
@@ -39,20 +41,27 @@ export function LearnedModels({ vcs, problem }: { vcs: Vc[]; problem: string }) 
 function Model({ said }: { said: Following }) {
   return (
     <Card
-      title={<>{said.vc}: model {said.model ? said.model.slice(0, 12) : "none"}</>}
+      title={
+        <>
+          {said.vc}: model {said.model ? said.model.slice(0, 12) : "none"}
+        </>
+      }
       aside={said.model ? <Command line={`skep models show ${said.model.slice(0, 12)}`} /> : null}
     >
       <div class="inside">
         <p>
-          <Word as={said.follows ? "running" : "drained"} text={said.follows ? "followed" : "not followed"} />: {said.text}, since <At at={said.since} />.{" "}
-          <code class="chip">{said.why}</code>
+          <Word
+            as={said.follows ? "running" : "drained"}
+            text={said.follows ? "followed" : "not followed"}
+          />
+          : {said.text}, since <At at={said.since} />. <code class="chip">{said.why}</code>
         </p>
         <Ladder stage={said.stage ?? null} />
         {said.stage && <Figures stage={said.stage} />}
         {said.explored && (
           <p class="dim">
-            It tries other moves now and then: the last one was
-            choice {said.explored.choice} with a chance of {percent(said.explored.chance, 1e6)}.
+            It tries other moves now and then: the last one was choice {said.explored.choice} with a
+            chance of {percent(said.explored.chance, 1e6)}.
           </p>
         )}
       </div>
@@ -66,16 +75,21 @@ function Ladder({ stage }: { stage: Stage | null }) {
     <ol class="ladder">
       {STAGES.map(([name, text], place) => (
         <li
-          key={name} class={place === at ? "here" : place < at ? "past" : ""}
+          key={name}
+          class={place === at ? "here" : place < at ? "past" : ""}
           aria-current={place === at ? "step" : undefined}
         >
-          <b>{place < at ? "✓ " : place === at ? "▶ " : ""}{name}</b>
+          <b>
+            {place < at ? "✓ " : place === at ? "▶ " : ""}
+            {name}
+          </b>
           <span>{text}</span>
         </li>
       ))}
       {stage?.stage === "off" && (
         <li class="here off" aria-current="step">
-          <b>✕ off</b><span>It is not followed: the rule plans alone.</span>
+          <b>✕ off</b>
+          <span>It is not followed: the rule plans alone.</span>
         </li>
       )}
     </ol>
@@ -86,25 +100,38 @@ function Figures({ stage }: { stage: Stage }) {
   const most = Math.max(50, Math.abs(stage.low_milli), Math.abs(stage.high_milli));
   return (
     <dl class="facts">
-      <dt>Stage since</dt><dd><At at={stage.since} />, {stage.text.split(";")[0]}</dd>
+      <dt>Stage since</dt>
+      <dd>
+        <At at={stage.since} />, {stage.text.split(";")[0]}
+      </dd>
       {stage.decisions > 0 && (
         <>
           <dt>Agreed with the rule</dt>
           <dd>
             {percent(stage.agreed_milli, 1000)} of {count(stage.decisions)} decisions
-            <Bar label={`${stage.agreed_milli / 10} % agreed`} parts={[["", stage.agreed_milli / 1000]]} />
+            <Bar
+              label={`${stage.agreed_milli / 10} % agreed`}
+              parts={[["", stage.agreed_milli / 1000]]}
+            />
           </dd>
         </>
       )}
       {stage.pairs > 0 && (
         <>
-          <dt>{stage.stage === "shadow" ? "In hindsight shorter by" : "Completion time lower by"}</dt>
+          <dt>
+            {stage.stage === "shadow" ? "In hindsight shorter by" : "Completion time lower by"}
+          </dt>
           <dd>
             <Span
-              value={stage.gain_milli} low={stage.low_milli} high={stage.high_milli}
-              from={-most} to={most} good={stage.low_milli > 0}
+              value={stage.gain_milli}
+              low={stage.low_milli}
+              high={stage.high_milli}
+              from={-most}
+              to={most}
+              good={stage.low_milli > 0}
             />{" "}
-            {spanText(stage.gain_milli, stage.low_milli, stage.high_milli)} over {count(stage.pairs)} comparisons.
+            {spanText(stage.gain_milli, stage.low_milli, stage.high_milli)} over{" "}
+            {count(stage.pairs)} comparisons.
           </dd>
         </>
       )}

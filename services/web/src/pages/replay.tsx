@@ -17,7 +17,10 @@ type Row = Schemas["ReplayRow"];
 type Detail = Schemas["ReplayDetail"];
 
 const LOOKS: Record<string, string> = {
-  running: "running", done: "succeeded", failed: "failed", cancelled: "cancelled",
+  running: "running",
+  done: "succeeded",
+  failed: "failed",
+  cancelled: "cancelled",
 };
 /** How long the gateway may take to tell that a replay has changed (seconds). */
 const WAIT_S = 25;
@@ -28,16 +31,19 @@ export function ReplayPage() {
   const shown = query.value.get("r") ?? "";
   const { replay, problem } = useReplay(shown);
   const { value, problem: away } = useAsked(
-    () => answered(api.GET("/v1/replays")), [again, shown, replay?.state],
+    () => answered(api.GET("/v1/replays")),
+    [again, shown, replay?.state],
   );
   const rows = (value?.replays ?? []) as Row[];
   const running = rows.find((row) => row.state === "running");
   return (
     <>
-      <div class="title"><h1>Replay</h1></div>
+      <div class="title">
+        <h1>Replay</h1>
+      </div>
       <p class="dim">
-        The jobs of a past span are simulated twice, with the run times that they had: as the cluster
-        was, and under other policies. Nothing of the cluster is changed.
+        The jobs of a past span are simulated twice, with the run times that they had: as the
+        cluster was, and under other policies. Nothing of the cluster is changed.
       </p>
       <Problem text={away} />
       <AskReplay
@@ -59,15 +65,20 @@ export function ReplayPage() {
 
 /** Ask for a replay, and ask on while it runs: each answer comes when it has changed. */
 function useReplay(name: string): { replay: Detail | null; problem: string } {
-  const [told, setTold] = useState<{ replay: Detail | null; problem: string }>({ replay: null, problem: "" });
+  const [told, setTold] = useState<{ replay: Detail | null; problem: string }>({
+    replay: null,
+    problem: "",
+  });
   useEffect(() => {
     let over = false;
     setTold({ replay: null, problem: "" });
     const ask = async () => {
-      for (let seen = 0; name && !over; ) {
-        const replay = await answered(api.GET("/v1/replays/{replay}", {
-          params: { path: { replay: name }, query: { seen, timeout_s: WAIT_S } },
-        })) as unknown as Detail;
+      for (let seen = 0; name && !over;) {
+        const replay = (await answered(
+          api.GET("/v1/replays/{replay}", {
+            params: { path: { replay: name }, query: { seen, timeout_s: WAIT_S } },
+          }),
+        )) as unknown as Detail;
         if (!over) setTold({ replay, problem: "" });
         if (replay.state !== "running") return;
         seen = replay.version;
@@ -91,19 +102,32 @@ function Shown({ replay }: { replay: Detail }) {
       >
         <div class="inside" role="status">
           <p>
-            <Word as={LOOKS[replay.state] ?? "queued"} text={replay.state} />{" "}
-            {clock(replay.since)} to {clock(replay.until)}
-            {replay.state === "running" && <>, {replay.phase}: {Math.round(replay.part / 10)} %</>}
+            <Word as={LOOKS[replay.state] ?? "queued"} text={replay.state} /> {clock(replay.since)}{" "}
+            to {clock(replay.until)}
+            {replay.state === "running" && (
+              <>
+                , {replay.phase}: {Math.round(replay.part / 10)} %
+              </>
+            )}
           </p>
           {replay.state === "running" && (
             <>
-              <Bar label={`${replay.phase}: ${Math.round(replay.part / 10)} %`} parts={[["", replay.part / 1000]]} />
+              <Bar
+                label={`${replay.phase}: ${Math.round(replay.part / 10)} %`}
+                parts={[["", replay.part / 1000]]}
+              />
               <p>
-                <button type="button" class="danger" onClick={() => setAsk(cancelOf(replay))}>Cancel</button>
+                <button type="button" class="danger" onClick={() => setAsk(cancelOf(replay))}>
+                  Cancel
+                </button>
               </p>
             </>
           )}
-          {replay.text && <p><code class="chip">{replay.reason}</code> {replay.text}</p>}
+          {replay.text && (
+            <p>
+              <code class="chip">{replay.reason}</code> {replay.text}
+            </p>
+          )}
         </div>
       </Card>
       {replay.outcome && <Outcome outcome={replay.outcome} />}
@@ -114,10 +138,13 @@ function Shown({ replay }: { replay: Detail }) {
 
 function cancelOf(replay: Row): Confirmed {
   return {
-    title: `Cancel ${replay.replay}`, verb: "Cancel it", danger: true,
+    title: `Cancel ${replay.replay}`,
+    verb: "Cancel it",
+    danger: true,
     text: "Its process ends. A replay at the command line is ended by Ctrl-C.",
     line: lineOf(replay.since, replay.until, replay.policies),
-    run: () => answered(api.DELETE("/v1/replays/{replay}", { params: { path: { replay: replay.replay } } })),
+    run: () =>
+      answered(api.DELETE("/v1/replays/{replay}", { params: { path: { replay: replay.replay } } })),
   };
 }
 
@@ -125,19 +152,37 @@ function Table({ rows, shown }: { rows: Row[]; shown: string }) {
   return (
     <Wide label="Replays">
       <table class="plain">
-        <thead><tr><th>Replay</th><th>State</th><th>Policies</th><th>Span</th><th>Begun</th><th>By</th></tr></thead>
+        <thead>
+          <tr>
+            <th>Replay</th>
+            <th>State</th>
+            <th>Policies</th>
+            <th>Span</th>
+            <th>Begun</th>
+            <th>By</th>
+          </tr>
+        </thead>
         <tbody>
           {rows.map((row) => (
             <tr key={row.replay}>
               <td>
-                <a href={`/replay?r=${row.replay}`} aria-current={row.replay === shown ? "true" : undefined}>
+                <a
+                  href={`/replay?r=${row.replay}`}
+                  aria-current={row.replay === shown ? "true" : undefined}
+                >
                   {row.replay}
                 </a>
               </td>
-              <td><Word as={LOOKS[row.state] ?? "queued"} text={row.state} title={row.text} /></td>
+              <td>
+                <Word as={LOOKS[row.state] ?? "queued"} text={row.state} title={row.text} />
+              </td>
               <td>{sayPolicies(row.policies)}</td>
-              <td>{clock(row.since)} to {clock(row.until)}</td>
-              <td><At at={row.begun_at} /></td>
+              <td>
+                {clock(row.since)} to {clock(row.until)}
+              </td>
+              <td>
+                <At at={row.begun_at} />
+              </td>
               <td>{row.by}</td>
             </tr>
           ))}

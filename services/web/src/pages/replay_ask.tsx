@@ -13,22 +13,27 @@ type Given = { name: string; options?: Record<string, unknown> };
 
 /** Spans that end now, by their length in seconds. */
 const SPANS: [string, number][] = [
-  ["the last hour", 3600], ["the last day", 86_400], ["the last week", 7 * 86_400],
+  ["the last hour", 3600],
+  ["the last day", 86_400],
+  ["the last week", 7 * 86_400],
   ["the last 31 days", 31 * 86_400],
 ];
 const OTHER = "other";
 
 /** Return policies in words: `nlp by srtf, vision by gandiva`. */
 export const sayPolicies = (policies: Record<string, Given>): string =>
-  Object.entries(policies).map(([vc, one]) => `${vc} by ${one.name}`).join(", ");
+  Object.entries(policies)
+    .map(([vc, one]) => `${vc} by ${one.name}`)
+    .join(", ");
 
 const utc = (at: number): string => new Date(at / 1e6).toISOString().slice(0, 19);
 
 /** Return the `skep` line that does the same. */
 export function lineOf(since: number, until: number, policies: Record<string, Given>): string {
   const words = Object.entries(policies).map(([vc, one]) => {
-    const options = Object.entries(one.options ?? {})
-      .map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
+    const options = Object.entries(one.options ?? {}).map(
+      ([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`,
+    );
     return `--policy '${vc}=${one.name}${options.length ? `:${options.join(",")}` : ""}'`;
   });
   return ["skep replay", `--since ${utc(since)}`, `--until ${utc(until)}`, ...words].join(" ");
@@ -36,13 +41,17 @@ export function lineOf(since: number, until: number, policies: Record<string, Gi
 
 /** Return the options that differ from nothing, as JSON where they are. */
 function optionsOf(typed: Record<string, string>): Record<string, unknown> {
-  return Object.fromEntries(Object.entries(typed).filter(([, text]) => text.trim()).map(([name, text]) => {
-    try {
-      return [name, JSON.parse(text) as unknown];
-    } catch {
-      return [name, text.trim()];
-    }
-  }));
+  return Object.fromEntries(
+    Object.entries(typed)
+      .filter(([, text]) => text.trim())
+      .map(([name, text]) => {
+        try {
+          return [name, JSON.parse(text) as unknown];
+        } catch {
+          return [name, text.trim()];
+        }
+      }),
+  );
 }
 
 /** The form. `busy`: the replay that runs, as one does at a time; empty: none. */
@@ -56,20 +65,25 @@ export function AskReplay({ busy, onBegun }: { busy: string; onBegun: (replay: s
   const [options, setOptions] = useState<Record<string, Record<string, string>>>({});
   const [problem, setProblem] = useState("");
   const rows = [...vcs.all.value].sort((a, b) => a.vc.localeCompare(b.vc));
-  const span = (): [number, number] => length === OTHER
-    ? [Date.parse(`${from}Z`) * 1e6, Date.parse(`${to}Z`) * 1e6]
-    : [(Date.now() - Number(length) * 1000) * 1e6, Date.now() * 1e6 - NS];
-  const chosen = Object.fromEntries(Object.entries(names).filter(([, name]) => name).map(
-    ([vc, name]) => [vc, { name, options: optionsOf(options[vc] ?? {}) }],
-  ));
+  const span = (): [number, number] =>
+    length === OTHER
+      ? [Date.parse(`${from}Z`) * 1e6, Date.parse(`${to}Z`) * 1e6]
+      : [(Date.now() - Number(length) * 1000) * 1e6, Date.now() * 1e6 - NS];
+  const chosen = Object.fromEntries(
+    Object.entries(names)
+      .filter(([, name]) => name)
+      .map(([vc, name]) => [vc, { name, options: optionsOf(options[vc] ?? {}) }]),
+  );
   const any = Object.keys(chosen).length > 0;
   const [since, until] = span();
   const begin = () => {
     const [first, last] = span();
     if (Number.isNaN(first) || Number.isNaN(last)) return setProblem("Both times are needed.");
-    answered(api.POST("/v1/replays", {
-      body: { since: Math.round(first), until: Math.round(last), policies: chosen as never },
-    })).then(
+    answered(
+      api.POST("/v1/replays", {
+        body: { since: Math.round(first), until: Math.round(last), policies: chosen as never },
+      }),
+    ).then(
       (replay) => {
         setProblem("");
         onBegun(replay.replay);
@@ -80,7 +94,8 @@ export function AskReplay({ busy, onBegun }: { busy: string; onBegun: (replay: s
   return (
     <Card title="What would it have been?">
       <form
-        class="inside" onSubmit={(event) => {
+        class="inside"
+        onSubmit={(event) => {
           event.preventDefault();
           begin();
         }}
@@ -89,7 +104,11 @@ export function AskReplay({ busy, onBegun }: { busy: string; onBegun: (replay: s
           <label class="field small">
             <span>Jobs that were submitted in</span>
             <select value={length} onChange={(event) => setLength(event.currentTarget.value)}>
-              {SPANS.map(([text, s]) => <option key={s} value={String(s)}>{text}</option>)}
+              {SPANS.map(([text, s]) => (
+                <option key={s} value={String(s)}>
+                  {text}
+                </option>
+              ))}
               <option value={OTHER}>another span</option>
             </select>
           </label>
@@ -97,11 +116,21 @@ export function AskReplay({ busy, onBegun }: { busy: string; onBegun: (replay: s
             <>
               <label class="field small">
                 <span>from (UTC)</span>
-                <input type="datetime-local" required value={from} onInput={(event) => setFrom(event.currentTarget.value)} />
+                <input
+                  type="datetime-local"
+                  required
+                  value={from}
+                  onInput={(event) => setFrom(event.currentTarget.value)}
+                />
               </label>
               <label class="field small">
                 <span>to (UTC)</span>
-                <input type="datetime-local" required value={to} onInput={(event) => setTo(event.currentTarget.value)} />
+                <input
+                  type="datetime-local"
+                  required
+                  value={to}
+                  onInput={(event) => setTo(event.currentTarget.value)}
+                />
               </label>
             </>
           )}
@@ -109,27 +138,40 @@ export function AskReplay({ busy, onBegun }: { busy: string; onBegun: (replay: s
         <div class="choices">
           {rows.map((row) => (
             <VcChoice
-              key={row.vc} vc={row.vc} policy={row.policy} policies={policies} name={names[row.vc] ?? ""}
+              key={row.vc}
+              vc={row.vc}
+              policy={row.policy}
+              policies={policies}
+              name={names[row.vc] ?? ""}
               options={options[row.vc] ?? {}}
               onName={(name) => {
                 setNames({ ...names, [row.vc]: name });
                 setOptions({ ...options, [row.vc]: {} });
               }}
-              onOption={(name, value) => setOptions({
-                ...options, [row.vc]: { ...options[row.vc], [name]: value },
-              })}
+              onOption={(name, value) =>
+                setOptions({
+                  ...options,
+                  [row.vc]: { ...options[row.vc], [name]: value },
+                })
+              }
             />
           ))}
         </div>
         <Problem text={problem || told.problem} />
         {any && !Number.isNaN(since) && !Number.isNaN(until) && (
-          <p><Command line={lineOf(since, until, chosen)} /></p>
+          <p>
+            <Command line={lineOf(since, until, chosen)} />
+          </p>
         )}
         <div class="controls">
-          <button class="strong" disabled={!any || busy !== ""}>Replay</button>
-          {busy
-            ? <span class="dim">{busy} runs: one replay does at a time.</span>
-            : !any && <span class="dim">Choose another policy for a virtual cluster first.</span>}
+          <button class="strong" disabled={!any || busy !== ""}>
+            Replay
+          </button>
+          {busy ? (
+            <span class="dim">{busy} runs: one replay does at a time.</span>
+          ) : (
+            !any && <span class="dim">Choose another policy for a virtual cluster first.</span>
+          )}
         </div>
       </form>
     </Card>
@@ -155,7 +197,11 @@ function VcChoice(props: {
         <span>Policy of {vc}</span>
         <select value={name} onChange={(event) => props.onName(event.currentTarget.value)}>
           <option value="">as it was ({props.policy} now)</option>
-          {policies.map((one) => <option key={one.policy} value={one.policy}>{one.policy}</option>)}
+          {policies.map((one) => (
+            <option key={one.policy} value={one.policy}>
+              {one.policy}
+            </option>
+          ))}
         </select>
       </label>
       {chosen && <p class="dim">{chosen.does.replaceAll("`", "")}</p>}
@@ -166,7 +212,9 @@ function VcChoice(props: {
             <label key={option} class="field small">
               <span>{option}</span>
               <input
-                value={props.options[option] ?? ""} placeholder={JSON.stringify(value)} maxLength={200}
+                value={props.options[option] ?? ""}
+                placeholder={JSON.stringify(value)}
+                maxLength={200}
                 onInput={(event) => props.onOption(option, event.currentTarget.value)}
               />
             </label>

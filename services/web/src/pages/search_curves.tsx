@@ -34,8 +34,8 @@ export function SearchCurves({ search, trials }: { search: Search; trials: Trial
     return (
       <Card title={`Curves of ${search.metric}`} aside={aside}>
         <Empty>
-          No trial has reported a value of {search.metric} yet. A script reports it
-          by <code>run.report({search.metric}=…)</code>.
+          No trial has reported a value of {search.metric} yet. A script reports it by{" "}
+          <code>run.report({search.metric}=…)</code>.
         </Empty>
       </Card>
     );
@@ -45,18 +45,28 @@ export function SearchCurves({ search, trials }: { search: Search; trials: Trial
     <Card title={`Curves of ${search.metric}`} aside={aside}>
       <Chart
         label={`${search.metric} of ${many(drawn.length, "trial")} by mini-batch. The best: ${told}.`}
-        along={along} series={series} marks={marksOf(search)} height={280} unnamed
+        along={along}
+        series={series}
+        marks={marksOf(search)}
+        height={280}
+        unnamed
         {...(search.target !== null && { least: search.target })}
       />
       <p class="legend inside dim">
         {best.map((row, place) => (
           <span key={row.trial}>
-            <i class={`mark ${BEST[place]}`} />trial {row.trial}: {figure(row.best)}
+            <i class={`mark ${BEST[place]}`} />
+            trial {row.trial}: {figure(row.best)}
           </span>
         ))}
-        <span><i class="mark dim" />the others</span>
+        <span>
+          <i class="mark dim" />
+          the others
+        </span>
         {found.length > DRAWN && (
-          <span>{count(DRAWN)} of {count(found.length)} are drawn, the best ones</span>
+          <span>
+            {count(DRAWN)} of {count(found.length)} are drawn, the best ones
+          </span>
         )}
       </p>
     </Card>
@@ -65,13 +75,16 @@ export function SearchCurves({ search, trials }: { search: Search; trials: Trial
 
 /** Return all curves along one axis. The best ones come last, and so lie above the others. */
 function curvesOf(trials: Trial[]): { along: number[]; series: Series[] } {
-  const along = [...new Set(trials.flatMap((row) => row.points.map(([step]) => step)))]
-    .sort((a, b) => a - b);
+  const along = [...new Set(trials.flatMap((row) => row.points.map(([step]) => step)))].sort(
+    (a, b) => a - b,
+  );
   const series = trials.map((row, place): Series => {
     const at = new Map(row.points.map(([step, value]) => [step, value]));
     const best = BEST[place];
     return {
-      name: `trial ${row.trial}`, colour: best ?? "dim", joined: true,
+      name: `trial ${row.trial}`,
+      colour: best ?? "dim",
+      joined: true,
       values: along.map((step) => at.get(step) ?? null),
       told: figure,
       ...(!best && { faint: true }),

@@ -43,7 +43,10 @@ export function axesOf(search: Search): Axis[] {
 
 /** `magnitudes`: whether it is drawn by them; undefined: nobody said, so its values tell. */
 function axis(
-  name: string, rows: Trial[], of: (row: Trial) => unknown, magnitudes: boolean | undefined,
+  name: string,
+  rows: Trial[],
+  of: (row: Trial) => unknown,
+  magnitudes: boolean | undefined,
 ): Axis {
   const values = rows.map(of).filter((value) => value !== null && value !== undefined);
   if (values.length > 0 && values.every((value) => typeof value === "number")) {
@@ -51,10 +54,11 @@ function axis(
     return numbers(name, values as number[], numberOf, magnitudes);
   }
   const words = [...new Set(values.map(sayParam))].sort();
-  const at = (word: string) => words.length > 1 ? words.indexOf(word) / (words.length - 1) : 0.5;
+  const at = (word: string) => (words.length > 1 ? words.indexOf(word) / (words.length - 1) : 0.5);
   const nearest = (place: number) => words[Math.round(place * (words.length - 1))] ?? "";
   return {
-    name, tell: nearest,
+    name,
+    tell: nearest,
     place: (row) => {
       const value = of(row);
       return value === null || value === undefined ? null : at(sayParam(value));
@@ -64,7 +68,9 @@ function axis(
 }
 
 function numbers(
-  name: string, values: number[], of: (row: Trial) => number | null | undefined,
+  name: string,
+  values: number[],
+  of: (row: Trial) => number | null | undefined,
   asked: boolean | undefined,
 ): Axis {
   const [low, high] = [Math.min(...values), Math.max(...values)];
@@ -77,7 +83,8 @@ function numbers(
     return magnitudes ? Math.exp(told) : told;
   };
   return {
-    name, tell: (place) => figure(value(place)),
+    name,
+    tell: (place) => figure(value(place)),
     place: (row) => {
       const told = of(row);
       return told === null || told === undefined ? null : at(told);
@@ -114,76 +121,116 @@ export function brushed(row: Trial, axes: Axis[], asked: URLSearchParams): boole
 }
 
 /** The picture, and two sliders for each axis. */
-export function Parallel({ search, axes, taken }: { search: Search; axes: Axis[]; taken: Trial[] }) {
+export function Parallel({
+  search,
+  axes,
+  taken,
+}: {
+  search: Search;
+  axes: Axis[];
+  taken: Trial[];
+}) {
   const box = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(800);
   useEffect(() => {
     const element = box.current;
     if (!element) return;
-    const sizes = new ResizeObserver(([seen]) => seen && setWidth(Math.floor(seen.contentRect.width)));
+    const sizes = new ResizeObserver(
+      ([seen]) => seen && setWidth(Math.floor(seen.contentRect.width)),
+    );
     sizes.observe(element);
     return () => sizes.disconnect();
   }, []);
   const chosen = axes.filter((one) => query.value.has(keyOf(one)));
   const wide = Math.max(width, APART * axes.length);
-  const x = (place: number) => wide * (place + 0.5) / axes.length;
+  const x = (place: number) => (wide * (place + 0.5)) / axes.length;
   const y = (place: number) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - place);
-  const line = (row: Trial) => axes
-    .map((one, place) => [x(place), one.place(row)] as const)
-    .filter((point): point is readonly [number, number] => point[1] !== null)
-    .map(([at, value]) => `${at.toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  const line = (row: Trial) =>
+    axes
+      .map((one, place) => [x(place), one.place(row)] as const)
+      .filter((point): point is readonly [number, number] => point[1] !== null)
+      .map(([at, value]) => `${at.toFixed(1)},${y(value).toFixed(1)}`)
+      .join(" ");
   const within = new Set(taken.map((row) => row.trial));
   const best = ranked(search, taken).slice(0, BEST);
   const first = new Set(best.map((row) => row.trial));
   const others = search.rows.filter((row) => !within.has(row.trial));
   const label = `Parameters of ${many(taken.length, "trial")}. ${best
-    .map((row) => `Trial ${row.trial} came to ${figure(row.best)}`).join(". ")}`;
+    .map((row) => `Trial ${row.trial} came to ${figure(row.best)}`)
+    .join(". ")}`;
   return (
     <Card
       title="Parameters and what they came to"
-      aside={chosen.length > 0 && (
-        <button
-          type="button" class="quiet"
-          onClick={() => setQuery(Object.fromEntries(chosen.map((one) => [keyOf(one), ""])))}
-        >
-          choose all again
-        </button>
-      )}
+      aside={
+        chosen.length > 0 && (
+          <button
+            type="button"
+            class="quiet"
+            onClick={() => setQuery(Object.fromEntries(chosen.map((one) => [keyOf(one), ""])))}
+          >
+            choose all again
+          </button>
+        )
+      }
     >
       <div ref={box} class="wide inside parallel" tabIndex={0} role="group" aria-label="Parameters">
         {!search.rows.length && <Empty>There is no trial yet.</Empty>}
         {search.rows.length > 0 && (
           <>
             <svg width={wide} height={HEIGHT} role="img" aria-label={label}>
-              {others.map((row) => <polyline key={row.trial} class="out" points={line(row)} />)}
-              {taken.filter((row) => !first.has(row.trial)).map((row) => (
-                <polyline key={row.trial} class="in" points={line(row)}><title>trial {row.trial}</title></polyline>
+              {others.map((row) => (
+                <polyline key={row.trial} class="out" points={line(row)} />
               ))}
+              {taken
+                .filter((row) => !first.has(row.trial))
+                .map((row) => (
+                  <polyline key={row.trial} class="in" points={line(row)}>
+                    <title>trial {row.trial}</title>
+                  </polyline>
+                ))}
               {best.toReversed().map((row) => (
                 <polyline key={row.trial} class="best" points={line(row)}>
-                  <title>trial {row.trial}: {figure(row.best)}</title>
+                  <title>
+                    trial {row.trial}: {figure(row.best)}
+                  </title>
                 </polyline>
               ))}
               {axes.map((one, place) => (
                 <g key={one.name} transform={`translate(${x(place)} 0)`}>
-                  <text class="name" y="14" text-anchor="middle">{one.name}</text>
+                  <text class="name" y="14" text-anchor="middle">
+                    {one.name}
+                  </text>
                   <line y1={TOP} y2={HEIGHT - BOTTOM} />
                   <Chosen range={rangeOf(one, query.value)} y={y} />
                   {one.ticks.map(([at, text]) => (
-                    <text key={text} x="7" y={y(at) + 4}>{text}</text>
+                    <text key={text} x="7" y={y(at) + 4}>
+                      {text}
+                    </text>
                   ))}
                 </g>
               ))}
             </svg>
             <div class="sliders" style={{ width: `${wide}px` }}>
-              {axes.map((one) => <Sliders key={one.name} axis={one} />)}
+              {axes.map((one) => (
+                <Sliders key={one.name} axis={one} />
+              ))}
             </div>
           </>
         )}
       </div>
       <p class="legend inside dim">
-        <span><i class="mark honey" />the best {count(best.length)} of those that are chosen</span>
-        <span><i class="mark busy" />chosen</span><span><i class="mark free" />not chosen</span>
+        <span>
+          <i class="mark honey" />
+          the best {count(best.length)} of those that are chosen
+        </span>
+        <span>
+          <i class="mark busy" />
+          chosen
+        </span>
+        <span>
+          <i class="mark free" />
+          not chosen
+        </span>
       </p>
     </Card>
   );
@@ -193,21 +240,28 @@ function Chosen({ range, y }: { range: [number, number]; y: (place: number) => n
   const [low, high] = range;
   if (low === 0 && high === STEPS) return null;
   const top = y(high / STEPS);
-  return <rect class="chosen" x="-4" width="8" y={top} height={Math.max(2, y(low / STEPS) - top)} />;
+  return (
+    <rect class="chosen" x="-4" width="8" y={top} height={Math.max(2, y(low / STEPS) - top)} />
+  );
 }
 
 function Sliders({ axis }: { axis: Axis }) {
   const [low, high] = rangeOf(axis, query.value);
-  const set = (from: number, to: number) => setQuery({
-    [keyOf(axis)]: from === 0 && to === STEPS ? "" : `${from}-${to}`,
-  });
+  const set = (from: number, to: number) =>
+    setQuery({
+      [keyOf(axis)]: from === 0 && to === STEPS ? "" : `${from}-${to}`,
+    });
   return (
     <fieldset>
       <legend>{axis.name}</legend>
       <label>
         <span class="dim">from {axis.tell(low / STEPS)}</span>
         <input
-          type="range" min={0} max={STEPS} value={low} aria-label={`${axis.name} from`}
+          type="range"
+          min={0}
+          max={STEPS}
+          value={low}
+          aria-label={`${axis.name} from`}
           aria-valuetext={axis.tell(low / STEPS)}
           onInput={(event) => set(Math.min(Number(event.currentTarget.value), high), high)}
         />
@@ -215,7 +269,11 @@ function Sliders({ axis }: { axis: Axis }) {
       <label>
         <span class="dim">to {axis.tell(high / STEPS)}</span>
         <input
-          type="range" min={0} max={STEPS} value={high} aria-label={`${axis.name} to`}
+          type="range"
+          min={0}
+          max={STEPS}
+          value={high}
+          aria-label={`${axis.name} to`}
           aria-valuetext={axis.tell(high / STEPS)}
           onInput={(event) => set(low, Math.max(Number(event.currentTarget.value), low))}
         />

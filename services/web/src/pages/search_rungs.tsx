@@ -28,8 +28,13 @@ export function rungsOf(search: Pick<Search, "rows">): Rung[] {
   for (const row of search.rows) {
     row.rungs.forEach((step, place) => {
       const key = `${row.bracket}:${place}`;
-      const rung = found.get(key)
-        ?? { bracket: row.bracket, place, step, last: place === row.rungs.length - 1, came: [] };
+      const rung = found.get(key) ?? {
+        bracket: row.bracket,
+        place,
+        step,
+        last: place === row.rungs.length - 1,
+        came: [],
+      };
       found.set(key, rung);
       const value = row.reached[place];
       if (value !== undefined) rung.came.push({ trial: row.trial, value, on: row.rung > place });
@@ -51,15 +56,23 @@ export function Rungs({ search }: { search: Search }) {
   };
   const brackets = new Set(rungs.map((rung) => rung.bracket)).size;
   return (
-    <Card title="Rungs" aside={<span class="dim">the best of those that came to a rung go on</span>}>
+    <Card
+      title="Rungs"
+      aside={<span class="dim">the best of those that came to a rung go on</span>}
+    >
       <Wide label="Rungs">
         <table class="plain rungs">
           <thead>
             <tr>
               {brackets > 1 && <th>Bracket</th>}
-              <th>Rung</th><th class="right">Mini-batch</th><th class="right">Came</th>
+              <th>Rung</th>
+              <th class="right">Mini-batch</th>
+              <th class="right">Came</th>
               <th class="right">Went on</th>
-              <th>{search.metric} there{values.length > 0 && `, ${figure(up ? low : high)} to ${figure(up ? high : low)}`}</th>
+              <th>
+                {search.metric} there
+                {values.length > 0 && `, ${figure(up ? low : high)} to ${figure(up ? high : low)}`}
+              </th>
             </tr>
           </thead>
           <tbody>
@@ -74,12 +87,15 @@ export function Rungs({ search }: { search: Search }) {
                   <td class="right">{rung.last ? "–" : count(on)}</td>
                   <td>
                     <div
-                      class="strip" role="img"
+                      class="strip"
+                      role="img"
                       aria-label={`${many(rung.came.length, "trial")} came to rung ${rung.place + 1}; ${rung.last ? "it is the last one" : `${on} went on`}`}
                     >
                       {rung.came.map((one) => (
                         <i
-                          key={one.trial} class={one.on || rung.last ? "on" : "off"} style={{ left: place(one.value) }}
+                          key={one.trial}
+                          class={one.on || rung.last ? "on" : "off"}
+                          style={{ left: place(one.value) }}
                           title={`trial ${one.trial}: ${figure(one.value)}${one.on ? ", went on" : ""}`}
                         />
                       ))}
@@ -92,8 +108,14 @@ export function Rungs({ search }: { search: Search }) {
         </table>
       </Wide>
       <p class="legend inside dim">
-        <span><i class="dot on" />went on, or came to the last rung</span>
-        <span><i class="dot off" />stands there</span>
+        <span>
+          <i class="dot on" />
+          went on, or came to the last rung
+        </span>
+        <span>
+          <i class="dot off" />
+          stands there
+        </span>
         <span>further to the right is better</span>
       </p>
     </Card>

@@ -14,17 +14,93 @@ import type { Search } from "../rows";
 const STATES = ["active", "over", "all"];
 
 const COLUMNS: Column<Search>[] = [
-  { key: "search", title: "Search", width: "minmax(60px, .6fr)", cell: (row) => row.search, by: (row) => row.search },
-  { key: "name", title: "Name", width: "minmax(90px, 1.6fr)", cell: (row) => <span title={row.name}>{row.name}</span>, by: (row) => row.name },
-  { key: "state", title: "State", width: "84px", cell: (row) => <SearchState row={row} />, by: (row) => row.state },
-  { key: "vc", title: "VC", width: "minmax(60px, .7fr)", cell: (row) => row.vc, by: (row) => row.vc, from: 760 },
-  { key: "owner", title: "Owner", width: "minmax(60px, .7fr)", cell: (row) => row.owner, by: (row) => row.owner, from: 1100 },
-  { key: "trials", title: "Trials", width: "minmax(90px, 130px)", cell: (row) => <Trials row={row} />, by: (row) => row.trials, from: 420 },
-  { key: "best", title: "Best", width: "92px", right: true, cell: (row) => row.best ? figure(row.best.value) : "–", by: (row) => row.best?.value ?? -Infinity, from: 560 },
-  { key: "metric", title: "Metric", width: "minmax(70px, 1fr)", cell: (row) => `${row.metric}, ${row.direction}`, by: (row) => row.metric, from: 900 },
-  { key: "params", title: "Its parameters", width: "minmax(120px, 2fr)", cell: (row) => row.best && <Params row={row} />, from: 1000 },
-  { key: "gpu", title: "GPU time", width: "76px", right: true, cell: (row) => length(row.gpu_ns), by: (row) => row.gpu_ns, from: 860 },
-  { key: "began", title: "Began", width: "92px", right: true, cell: (row) => <At at={row.began_at} />, by: (row) => -row.began_at, from: 700 },
+  {
+    key: "search",
+    title: "Search",
+    width: "minmax(60px, .6fr)",
+    cell: (row) => row.search,
+    by: (row) => row.search,
+  },
+  {
+    key: "name",
+    title: "Name",
+    width: "minmax(90px, 1.6fr)",
+    cell: (row) => <span title={row.name}>{row.name}</span>,
+    by: (row) => row.name,
+  },
+  {
+    key: "state",
+    title: "State",
+    width: "84px",
+    cell: (row) => <SearchState row={row} />,
+    by: (row) => row.state,
+  },
+  {
+    key: "vc",
+    title: "VC",
+    width: "minmax(60px, .7fr)",
+    cell: (row) => row.vc,
+    by: (row) => row.vc,
+    from: 760,
+  },
+  {
+    key: "owner",
+    title: "Owner",
+    width: "minmax(60px, .7fr)",
+    cell: (row) => row.owner,
+    by: (row) => row.owner,
+    from: 1100,
+  },
+  {
+    key: "trials",
+    title: "Trials",
+    width: "minmax(90px, 130px)",
+    cell: (row) => <Trials row={row} />,
+    by: (row) => row.trials,
+    from: 420,
+  },
+  {
+    key: "best",
+    title: "Best",
+    width: "92px",
+    right: true,
+    cell: (row) => (row.best ? figure(row.best.value) : "–"),
+    by: (row) => row.best?.value ?? -Infinity,
+    from: 560,
+  },
+  {
+    key: "metric",
+    title: "Metric",
+    width: "minmax(70px, 1fr)",
+    cell: (row) => `${row.metric}, ${row.direction}`,
+    by: (row) => row.metric,
+    from: 900,
+  },
+  {
+    key: "params",
+    title: "Its parameters",
+    width: "minmax(120px, 2fr)",
+    cell: (row) => row.best && <Params row={row} />,
+    from: 1000,
+  },
+  {
+    key: "gpu",
+    title: "GPU time",
+    width: "76px",
+    right: true,
+    cell: (row) => length(row.gpu_ns),
+    by: (row) => row.gpu_ns,
+    from: 860,
+  },
+  {
+    key: "began",
+    title: "Began",
+    width: "92px",
+    right: true,
+    cell: (row) => <At at={row.began_at} />,
+    by: (row) => -row.began_at,
+    from: 700,
+  },
 ];
 
 function SearchState({ row }: { row: Search }) {
@@ -44,7 +120,11 @@ function Trials({ row }: { row: Search }) {
   return (
     <Bar
       label={label}
-      parts={[["dim", (stands["over"] ?? 0) / most], ["good", runs / most], ["honey", (trials - runs - (stands["over"] ?? 0)) / most]]}
+      parts={[
+        ["dim", (stands["over"] ?? 0) / most],
+        ["good", runs / most],
+        ["honey", (trials - runs - (stands["over"] ?? 0)) / most],
+      ]}
     />
   );
 }
@@ -52,40 +132,66 @@ function Trials({ row }: { row: Search }) {
 /** The page. */
 export function SearchesPage() {
   const asked = query.value;
-  const [state, vc, sort] = [asked.get("state") ?? "all", asked.get("vc") ?? "", asked.get("sort") ?? ""];
+  const [state, vc, sort] = [
+    asked.get("state") ?? "all",
+    asked.get("vc") ?? "",
+    asked.get("sort") ?? "",
+  ];
   const words = (asked.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   const all = searches.all.value;
-  const rows = useMemo(() => sorted(all.filter((row) => {
-    if (state !== "all" && (row.state === "over") !== (state === "over")) return false;
-    if (vc && row.vc !== vc) return false;
-    const text = `${row.search} ${row.name} ${row.vc} ${row.owner} ${row.metric} ${row.method}`.toLowerCase();
-    return words.every((word) => text.includes(word));
-  }), COLUMNS, sort || "-began"), [all, asked]);
+  const rows = useMemo(
+    () =>
+      sorted(
+        all.filter((row) => {
+          if (state !== "all" && (row.state === "over") !== (state === "over")) return false;
+          if (vc && row.vc !== vc) return false;
+          const text =
+            `${row.search} ${row.name} ${row.vc} ${row.owner} ${row.metric} ${row.method}`.toLowerCase();
+          return words.every((word) => text.includes(word));
+        }),
+        COLUMNS,
+        sort || "-began",
+      ),
+    [all, asked],
+  );
   const names = [...vcs.rows.keys()].sort();
   const line = ["skep search list", state !== "all" && `--state ${state}`, vc && `--vc ${vc}`];
   return (
     <>
       <div class="title">
         <h1>Searches</h1>
-        <span class="dim" role="status">{count(rows.length)} shown</span>
-        <span class="more"><Command line={line.filter(Boolean).join(" ")} /></span>
+        <span class="dim" role="status">
+          {count(rows.length)} shown
+        </span>
+        <span class="more">
+          <Command line={line.filter(Boolean).join(" ")} />
+        </span>
       </div>
       <div class="controls">
         <input
-          type="search" aria-label="Search" placeholder="Search names, metrics, owners …"
-          value={asked.get("q") ?? ""} onInput={(event) => setQuery({ q: event.currentTarget.value })}
+          type="search"
+          aria-label="Search"
+          placeholder="Search names, metrics, owners …"
+          value={asked.get("q") ?? ""}
+          onInput={(event) => setQuery({ q: event.currentTarget.value })}
         />
         <label>
           <span class="hidden">Virtual cluster</span>
           <select value={vc} onChange={(event) => setQuery({ vc: event.currentTarget.value })}>
             <option value="">All virtual clusters</option>
-            {names.map((name) => <option key={name} value={name}>{name}</option>)}
+            {names.map((name) => (
+              <option key={name} value={name}>
+                {name}
+              </option>
+            ))}
           </select>
         </label>
         <span class="controls bare" role="group" aria-label="States">
           {STATES.map((one) => (
             <button
-              key={one} type="button" aria-pressed={state === one}
+              key={one}
+              type="button"
+              aria-pressed={state === one}
               onClick={() => setQuery({ state: one === "all" ? "" : one })}
             >
               {one}
@@ -95,9 +201,13 @@ export function SearchesPage() {
       </div>
       <div class="card sized">
         <Rows
-          label="Searches" columns={COLUMNS} rows={rows} keyOf={(row) => row.search}
+          label="Searches"
+          columns={COLUMNS}
+          rows={rows}
+          keyOf={(row) => row.search}
           href={(row) => `/searches/${encodeURIComponent(row.search)}`}
-          sort={sort || "-began"} onSort={(next) => setQuery({ sort: next })}
+          sort={sort || "-began"}
+          onSort={(next) => setQuery({ sort: next })}
           empty={<Nothing some={all.length > 0} />}
         />
       </div>
@@ -107,7 +217,12 @@ export function SearchesPage() {
 
 function Nothing({ some }: { some: boolean }) {
   if (standing.value === "loading") return <Empty>Loading …</Empty>;
-  if (some) return <Empty>No search matches. <a href="/searches">Show all searches</a>.</Empty>;
+  if (some)
+    return (
+      <Empty>
+        No search matches. <a href="/searches">Show all searches</a>.
+      </Empty>
+    );
   return (
     <Empty>
       There is no search. One runs many trials of a job with other parameters, and gives GPUs to

@@ -41,7 +41,9 @@ export function SubmitPage() {
   const hides = old !== null && !may("see-values", old.vc, old.owner);
   return (
     <>
-      <div class="title"><h1>{from ? `Submit ${from} again, edited` : "Submit a job"}</h1></div>
+      <div class="title">
+        <h1>{from ? `Submit ${from} again, edited` : "Submit a job"}</h1>
+      </div>
       <Problem text={problem} />
       {hides && (
         <p class="problem">
@@ -65,7 +67,8 @@ function parsed(text: string): Spec | string {
   try {
     const tree: unknown = JSON.parse(text);
     return tree !== null && typeof tree === "object" && !Array.isArray(tree)
-      ? (tree as Spec) : "A spec is a JSON object: { … }.";
+      ? (tree as Spec)
+      : "A spec is a JSON object: { … }.";
   } catch (error) {
     return `This is no JSON: ${(error as Error).message}`;
   }
@@ -98,20 +101,26 @@ function Form(props: { text: string; onDraft: (text: string) => void; old: Detai
     }
     setBusy("");
   };
-  const look = () => attempt("plan", async (body) => {
-    setPlan(null);
-    setPlan(await answered(api.POST("/v1/plan", { body })));
-  });
-  const submit = () => attempt("submit", async (body) => {
-    const params = { header: { "Idempotency-Key": key } };
-    const made = await answered(api.POST("/v1/jobs", { params, body }));
-    if (instead && old) {
-      await answered(api.DELETE("/v1/jobs/{job}", { params: { path: { job: old.job } } })).catch((error: Error) => {
-        throw new Error(`${made.job} was submitted, but ${old.job} was not cancelled: ${error.message}`);
-      });
-    }
-    go(`/jobs/${encodeURIComponent(made.job)}`);
-  });
+  const look = () =>
+    attempt("plan", async (body) => {
+      setPlan(null);
+      setPlan(await answered(api.POST("/v1/plan", { body })));
+    });
+  const submit = () =>
+    attempt("submit", async (body) => {
+      const params = { header: { "Idempotency-Key": key } };
+      const made = await answered(api.POST("/v1/jobs", { params, body }));
+      if (instead && old) {
+        await answered(api.DELETE("/v1/jobs/{job}", { params: { path: { job: old.job } } })).catch(
+          (error: Error) => {
+            throw new Error(
+              `${made.job} was submitted, but ${old.job} was not cancelled: ${error.message}`,
+            );
+          },
+        );
+      }
+      go(`/jobs/${encodeURIComponent(made.job)}`);
+    });
   return (
     <form
       onSubmit={(event) => {
@@ -122,18 +131,28 @@ function Form(props: { text: string; onDraft: (text: string) => void; old: Detai
       <div class="columns">
         <Card title="The usual">
           <div class="inside">
-            {typeof spec === "string" ? <Problem text={spec} />
-              : <Fields spec={spec} onSpec={(next) => change(told(next))} />}
+            {typeof spec === "string" ? (
+              <Problem text={spec} />
+            ) : (
+              <Fields spec={spec} onSpec={(next) => change(told(next))} />
+            )}
           </div>
         </Card>
         <Card title="The whole spec" aside={<a href="/v1/docs">every key</a>}>
           <div class="inside">
             <textarea
-              class="mono spec" rows={LINES} spellcheck={false} aria-label="Spec as JSON"
-              value={text} onInput={(event) => change(event.currentTarget.value)}
+              class="mono spec"
+              rows={LINES}
+              spellcheck={false}
+              aria-label="Spec as JSON"
+              value={text}
+              onInput={(event) => change(event.currentTarget.value)}
             />
             <p class="commands">
-              <button type="button" onClick={() => void saved(new Response(text), "job.json", () => undefined)}>
+              <button
+                type="button"
+                onClick={() => void saved(new Response(text), "job.json", () => undefined)}
+              >
                 Save as job.json
               </button>{" "}
               <Command line="skep submit job.json" /> <Command line="skep plan job.json" />
@@ -146,8 +165,12 @@ function Form(props: { text: string; onDraft: (text: string) => void; old: Detai
       {waits && (
         <p>
           <label>
-            <input type="checkbox" checked={instead} onChange={(event) => setInstead(event.currentTarget.checked)} />
-            {" "}Cancel {old.job} once this one is accepted
+            <input
+              type="checkbox"
+              checked={instead}
+              onChange={(event) => setInstead(event.currentTarget.checked)}
+            />{" "}
+            Cancel {old.job} once this one is accepted
           </label>
         </p>
       )}
@@ -155,7 +178,9 @@ function Form(props: { text: string; onDraft: (text: string) => void; old: Detai
         <button type="button" disabled={busy !== ""} onClick={() => void look()}>
           {busy === "plan" ? "It is tried …" : "What would become of it?"}
         </button>
-        <button class="strong" disabled={busy !== ""}>Submit</button>
+        <button class="strong" disabled={busy !== ""}>
+          Submit
+        </button>
       </div>
     </form>
   );
@@ -169,8 +194,8 @@ function Planned({ plan }: { plan: Schemas["Plan"] }) {
         <OutcomeLines outcome={plan.outcome} ends={!estimate?.end} />
         {estimate?.end && (
           <p>
-            It ends about {clock(estimate.end.p50)}; eight times in ten from {clock(estimate.end.p10)} to{" "}
-            {clock(estimate.end.p90)} ({estimate.basis}).
+            It ends about {clock(estimate.end.p50)}; eight times in ten from{" "}
+            {clock(estimate.end.p10)} to {clock(estimate.end.p90)} ({estimate.basis}).
           </p>
         )}
         <p class="dim">Nothing was submitted, and the next moment may be another.</p>
@@ -181,39 +206,73 @@ function Planned({ plan }: { plan: Schemas["Plan"] }) {
 
 function Fields({ spec, onSpec }: { spec: Spec; onSpec: (spec: Spec) => void }) {
   const resources = (spec["resources"] ?? {}) as Spec;
-  const names = vcs.all.value.map((row) => row.vc).filter((vc) => may("submit", vc)).sort();
+  const names = vcs.all.value
+    .map((row) => row.vc)
+    .filter((vc) => may("submit", vc))
+    .sort();
   const set = (name: string, value: unknown) => onSpec({ ...spec, [name]: value });
-  const setResource = (name: string, value: unknown) => set("resources", { ...resources, [name]: value });
+  const setResource = (name: string, value: unknown) =>
+    set("resources", { ...resources, [name]: value });
   const vc = String(spec["vc"] ?? "");
   const command = spec["command"];
   return (
     <>
-      <TextField name="Name" value={String(spec["name"] ?? "")} onValue={(value) => set("name", value)} />
+      <TextField
+        name="Name"
+        value={String(spec["name"] ?? "")}
+        onValue={(value) => set("name", value)}
+      />
       <label class="field">
         <span>Virtual cluster</span>
         <select value={vc} onChange={(event) => set("vc", event.currentTarget.value)}>
           {(names.includes(vc) ? names : [vc, ...names]).map((name) => (
-            <option key={name} value={name}>{name || "choose one"}</option>
+            <option key={name} value={name}>
+              {name || "choose one"}
+            </option>
           ))}
         </select>
       </label>
-      {spec["script"]
-        ? (
-          <>
-            <TextField name="Script" value={String(spec["script"])} onValue={(value) => set("script", value)} />
-            <TextField
-              name="Its arguments, with spaces between" value={((spec["args"] ?? []) as unknown[]).join(" ")}
-              onValue={(value) => set("args", value.split(" ").filter(Boolean))}
-            />
-          </>
-        )
-        : Array.isArray(command)
-          ? <p class="dim">Its command is a list of words: edit it in the spec.</p>
-          : <TextField name="Command" value={String(command ?? "")} onValue={(value) => set("command", value)} />}
+      {spec["script"] ? (
+        <>
+          <TextField
+            name="Script"
+            value={String(spec["script"])}
+            onValue={(value) => set("script", value)}
+          />
+          <TextField
+            name="Its arguments, with spaces between"
+            value={((spec["args"] ?? []) as unknown[]).join(" ")}
+            onValue={(value) => set("args", value.split(" ").filter(Boolean))}
+          />
+        </>
+      ) : Array.isArray(command) ? (
+        <p class="dim">Its command is a list of words: edit it in the spec.</p>
+      ) : (
+        <TextField
+          name="Command"
+          value={String(command ?? "")}
+          onValue={(value) => set("command", value)}
+        />
+      )}
       <div class="numbers">
-        <NumberField name="Workers" value={resources["workers"] ?? 1} least={1} onValue={(value) => setResource("workers", value)} />
-        <NumberField name="GPUs of each" value={resources["gpus"] ?? 1} least={1} onValue={(value) => setResource("gpus", value)} />
-        <NumberField name="Priority" value={spec["priority"] ?? 0} least={0} onValue={(value) => set("priority", value)} />
+        <NumberField
+          name="Workers"
+          value={resources["workers"] ?? 1}
+          least={1}
+          onValue={(value) => setResource("workers", value)}
+        />
+        <NumberField
+          name="GPUs of each"
+          value={resources["gpus"] ?? 1}
+          least={1}
+          onValue={(value) => setResource("gpus", value)}
+        />
+        <NumberField
+          name="Priority"
+          value={spec["priority"] ?? 0}
+          least={0}
+          onValue={(value) => set("priority", value)}
+        />
       </div>
       <label class="field">
         <span>Class</span>
@@ -233,17 +292,29 @@ function TextField(props: { name: string; value: string; onValue: (value: string
   return (
     <label class="field">
       <span>{props.name}</span>
-      <input type="text" value={props.value} onInput={(event) => props.onValue(event.currentTarget.value)} />
+      <input
+        type="text"
+        value={props.value}
+        onInput={(event) => props.onValue(event.currentTarget.value)}
+      />
     </label>
   );
 }
 
-function NumberField(props: { name: string; value: unknown; least: number; onValue: (value: number) => void }) {
+function NumberField(props: {
+  name: string;
+  value: unknown;
+  least: number;
+  onValue: (value: number) => void;
+}) {
   return (
     <label class="field">
       <span>{props.name}</span>
       <input
-        type="number" min={props.least} step="any" value={Number(props.value)}
+        type="number"
+        min={props.least}
+        step="any"
+        value={Number(props.value)}
         onInput={(event) => props.onValue(event.currentTarget.valueAsNumber || 0)}
       />
     </label>

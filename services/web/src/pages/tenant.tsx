@@ -24,29 +24,48 @@ export function TenantPage() {
   const tab = query.value.get("tab") ?? "";
   const changes = useSettled(vcs.version.value + gpus.version.value, ANEW_MS);
   const { value: usage, problem } = useAsked(
-    () => answered(api.GET("/v1/vcs/{vc}/usage", { params: { path: { vc: name } } })), [name, changes],
+    () => answered(api.GET("/v1/vcs/{vc}/usage", { params: { path: { vc: name } } })),
+    [name, changes],
   );
   if (!usage || !row) {
-    return problem
-      ? <><h1>{name}</h1><Problem text={problem} /><p><a href="/tenants">All virtual clusters</a></p></>
-      : <Empty>Loading {name} …</Empty>;
+    return problem ? (
+      <>
+        <h1>{name}</h1>
+        <Problem text={problem} />
+        <p>
+          <a href="/tenants">All virtual clusters</a>
+        </p>
+      </>
+    ) : (
+      <Empty>Loading {name} …</Empty>
+    );
   }
   const tabs: [string, string][] = [
-    ["", "Cells"], ["people", "People"], ["accounts", "Accounts"], ["promises", "Promises"],
+    ["", "Cells"],
+    ["people", "People"],
+    ["accounts", "Accounts"],
+    ["promises", "Promises"],
     ["settings", "Policy and templates"],
   ];
   return (
     <>
       <div class="title">
         <h1>{name}</h1>
-        <span class="dim"><a href="/tenants">Tenants</a></span>
+        <span class="dim">
+          <a href="/tenants">Tenants</a>
+        </span>
         <span class="more">
-          {may("set-vcs") && <a class="button" href="/tenants?tab=file">Edit the cluster file</a>}
+          {may("set-vcs") && (
+            <a class="button" href="/tenants?tab=file">
+              Edit the cluster file
+            </a>
+          )}
         </span>
       </div>
       <Tiles row={row} usage={usage} />
       <Tabs
-        tabs={tabs} chosen={tab}
+        tabs={tabs}
+        chosen={tab}
         to={(one) => `/tenants/${encodeURIComponent(name)}${one ? `?tab=${one}` : ""}`}
       />
       {tab === "" && <Cells usage={usage} />}
@@ -61,18 +80,32 @@ export function TenantPage() {
 function Tiles({ row, usage }: { row: Vc; usage: Usage }) {
   return (
     <div class="tiles">
-      <div class="tile"><b>{sayOwned(row)}</b><span>GPUs in its cells</span></div>
       <div class="tile">
-        <b>{count(row.used)}</b><span>of them in use by its jobs, {percent(row.used, row.gpus)}</span>
+        <b>{sayOwned(row)}</b>
+        <span>GPUs in its cells</span>
       </div>
-      <div class="tile"><b>{count(lentOf(usage))}</b><span>lent to others</span></div>
-      <div class="tile"><b>{count(row.borrowed)}</b><span>borrowed beyond its cells</span></div>
+      <div class="tile">
+        <b>{count(row.used)}</b>
+        <span>of them in use by its jobs, {percent(row.used, row.gpus)}</span>
+      </div>
+      <div class="tile">
+        <b>{count(lentOf(usage))}</b>
+        <span>lent to others</span>
+      </div>
+      <div class="tile">
+        <b>{count(row.borrowed)}</b>
+        <span>borrowed beyond its cells</span>
+      </div>
       <a class="tile" href={`/jobs?vc=${row.vc}&state=running`}>
-        <b>{count(row.running)}</b><span>jobs run{row.suspended > 0 && `, ${row.suspended} suspended`}</span>
+        <b>{count(row.running)}</b>
+        <span>jobs run{row.suspended > 0 && `, ${row.suspended} suspended`}</span>
       </a>
       <a class="tile" href={`/jobs?vc=${row.vc}&state=queued`}>
         <b>{count(row.queued)}</b>
-        <span>jobs wait{row.jobs_max !== null && row.jobs_max < 1_000_000 && `; ${count(row.jobs_max)} at most`}</span>
+        <span>
+          jobs wait
+          {row.jobs_max !== null && row.jobs_max < 1_000_000 && `; ${count(row.jobs_max)} at most`}
+        </span>
       </a>
     </div>
   );
@@ -88,17 +121,29 @@ function Cells({ usage }: { usage: Usage }) {
             <table class="plain">
               <thead>
                 <tr>
-                  <th>Chain</th><th>Level</th><th class="right">GPUs each</th><th class="right">Owned</th>
-                  <th class="right">Bound</th><th class="right">Free</th><th class="right">Bad</th>
+                  <th>Chain</th>
+                  <th>Level</th>
+                  <th class="right">GPUs each</th>
+                  <th class="right">Owned</th>
+                  <th class="right">Bound</th>
+                  <th class="right">Free</th>
+                  <th class="right">Bad</th>
                 </tr>
               </thead>
               <tbody>
                 {usage.cells.map((one) => (
                   <tr key={`${one.chain} ${one.level} ${one.pin}`}>
-                    <td><a href={hrefOf(one.chain)}>{one.chain}</a></td>
-                    <td>{one.level}{one.pin && <span class="chip">{one.pin}</span>}</td>
-                    <td class="right">{one.gpus}</td><td class="right">{one.owned}</td>
-                    <td class="right">{one.bound}</td><td class="right">{one.free}</td>
+                    <td>
+                      <a href={hrefOf(one.chain)}>{one.chain}</a>
+                    </td>
+                    <td>
+                      {one.level}
+                      {one.pin && <span class="chip">{one.pin}</span>}
+                    </td>
+                    <td class="right">{one.gpus}</td>
+                    <td class="right">{one.owned}</td>
+                    <td class="right">{one.bound}</td>
+                    <td class="right">{one.free}</td>
                     <td class="right">{one.bad}</td>
                   </tr>
                 ))}
@@ -112,7 +157,9 @@ function Cells({ usage }: { usage: Usage }) {
           <Empty>No cell is bound: one is when a job of its own first uses a GPU in it.</Empty>
         )}
         <ul class="list">
-          {usage.bound.map((cell) => <BoundCell key={`${cell.chain} ${cell.address}`} cell={cell} vc={usage.vc} />)}
+          {usage.bound.map((cell) => (
+            <BoundCell key={`${cell.chain} ${cell.address}`} cell={cell} vc={usage.vc} />
+          ))}
         </ul>
       </Card>
       {usage.borrowers.length > 0 && (
@@ -120,8 +167,8 @@ function Cells({ usage }: { usage: Usage }) {
           <ul class="list">
             {usage.borrowers.map((one) => (
               <li key={one.job} class="within">
-                <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a> borrows {many(one.gpus, "GPU")} on
-                {" "}{one.nodes.join(", ")}
+                <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a> borrows{" "}
+                {many(one.gpus, "GPU")} on {one.nodes.join(", ")}
               </li>
             ))}
           </ul>
@@ -138,18 +185,31 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
         <a href={hrefOf(cell.chain, cell.address)}>{cell.address}</a>
         <span class="dim">
           {cell.level} of {cell.chain}, {cell.idle} of {many(cell.gpus, "GPU")} idle
-          {cell.bad > 0 && `, ${cell.bad} bad`}{cell.doomed && ", bad and borne by it"}
+          {cell.bad > 0 && `, ${cell.bad} bad`}
+          {cell.doomed && ", bad and borne by it"}
         </span>
         {cell.pin && <span class="chip">{cell.pin}</span>}
       </div>
       {cell.jobs.map((one) => (
         <div key={`${one.job} ${one.borrowed} ${one.reserved}`} class="within">
-          {one.job === "?" ? <span class="dim">a job</span>
-            : <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>}
-          {one.vc !== vc && <> of <VcName vc={one.vc} /></>}
+          {one.job === "?" ? (
+            <span class="dim">a job</span>
+          ) : (
+            <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>
+          )}
+          {one.vc !== vc && (
+            <>
+              {" "}
+              of <VcName vc={one.vc} />
+            </>
+          )}
           <span class="dim">
             : {many(one.gpus, "GPU")}
-            {one.reserved ? ", reserved: it waits for them" : one.borrowed ? ", borrowed: it leaves when they are wanted" : ""}
+            {one.reserved
+              ? ", reserved: it waits for them"
+              : one.borrowed
+                ? ", borrowed: it leaves when they are wanted"
+                : ""}
           </span>
         </div>
       ))}
@@ -163,22 +223,36 @@ function Settings({ usage }: { usage: Usage }) {
     <>
       <Card title="Policy" aside={<Command line="skep policies" />}>
         <dl class="facts inside">
-          <dt>Policy</dt><dd>{usage.policy}</dd>
+          <dt>Policy</dt>
+          <dd>{usage.policy}</dd>
           {Object.entries(usage.options).map(([key, value]) => (
-            <><dt>{key}</dt><dd><code>{JSON.stringify(value)}</code></dd></>
+            <>
+              <dt>{key}</dt>
+              <dd>
+                <code>{JSON.stringify(value)}</code>
+              </dd>
+            </>
           ))}
-          <dt>Weight</dt><dd>{usage.weight}, for its share of idle GPUs</dd>
-          <dt>Unfinished jobs</dt><dd>{count(usage.jobs_max ?? 0)} at most</dd>
+          <dt>Weight</dt>
+          <dd>{usage.weight}, for its share of idle GPUs</dd>
+          <dt>Unfinished jobs</dt>
+          <dd>{count(usage.jobs_max ?? 0)} at most</dd>
         </dl>
       </Card>
       <Card title="Templates" aside={<Command line={`skep template ls --vc ${usage.vc}`} />}>
         {!templates.length && (
-          <Empty>It has none. They are set in the cluster file, under <code>templates</code>.</Empty>
+          <Empty>
+            It has none. They are set in the cluster file, under <code>templates</code>.
+          </Empty>
         )}
         {templates.map(([name, template]) => (
           <details key={name} class="inside">
-            <summary>{name} <span class="dim">{String((template as { about?: string }).about ?? "")}</span></summary>
-            <pre class="wide" tabIndex={0}>{JSON.stringify(template, null, 2)}</pre>
+            <summary>
+              {name} <span class="dim">{String((template as { about?: string }).about ?? "")}</span>
+            </summary>
+            <pre class="wide" tabIndex={0}>
+              {JSON.stringify(template, null, 2)}
+            </pre>
           </details>
         ))}
       </Card>

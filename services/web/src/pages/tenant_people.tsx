@@ -11,7 +11,7 @@ import { Confirm, type Confirmed } from "../parts/confirm";
 import { may } from "../session";
 
 const ROLES = ["viewer", "submitter", "manager"] as const;
-type Role = typeof ROLES[number];
+type Role = (typeof ROLES)[number];
 
 /** What a role lets a person do, in short. */
 const MEANS: Record<Role, string> = {
@@ -19,18 +19,28 @@ const MEANS: Record<Role, string> = {
   submitter: "submits jobs and changes its own",
   manager: "changes every job, and the roles of people",
 };
-const LIMITS: Record<string, string> = { running: "jobs with GPUs", gpus: "GPUs", queued: "jobs that wait" };
+const LIMITS: Record<string, string> = {
+  running: "jobs with GPUs",
+  gpus: "GPUs",
+  queued: "jobs that wait",
+};
 const ANEW_MS = 5000;
 
 /** Fair share, and roles. */
 export function People({ vc }: { vc: string }) {
-  return <><Fair vc={vc} /><Roles vc={vc} /></>;
+  return (
+    <>
+      <Fair vc={vc} />
+      <Roles vc={vc} />
+    </>
+  );
 }
 
 function Fair({ vc }: { vc: string }) {
   const changes = useSettled(vcs.version.value, ANEW_MS);
   const { value, problem } = useAsked(
-    () => answered(api.GET("/v1/fair", { params: { query: { vc } } })), [vc, changes],
+    () => answered(api.GET("/v1/fair", { params: { query: { vc } } })),
+    [vc, changes],
   );
   const told = value?.vcs[0];
   const most = Object.entries(told?.limits ?? {}).filter(([, n]) => n !== null);
@@ -39,8 +49,8 @@ function Fair({ vc }: { vc: string }) {
       <Problem text={problem} />
       {value && !told && (
         <Empty>
-          It does not share by person: its jobs are ordered by its policy. <code>fair_share</code> in the
-          cluster file changes that.
+          It does not share by person: its jobs are ordered by its policy. <code>fair_share</code>{" "}
+          in the cluster file changes that.
         </Empty>
       )}
       {told && (
@@ -48,7 +58,8 @@ function Fair({ vc }: { vc: string }) {
           {told.half_life_s > 0
             ? `The person that used least comes first; use counts half after ${length(told.half_life_s * NS)}.`
             : "People are limited, and not ordered by use."}
-          {most.length > 0 && ` Each may have at most: ${most.map(([what, n]) => `${n} ${LIMITS[what] ?? what}`).join(", ")}.`}
+          {most.length > 0 &&
+            ` Each may have at most: ${most.map(([what, n]) => `${n} ${LIMITS[what] ?? what}`).join(", ")}.`}
         </p>
       )}
       {told && told.people.length > 0 && (
@@ -56,20 +67,30 @@ function Fair({ vc }: { vc: string }) {
           <table class="plain">
             <thead>
               <tr>
-                <th class="right">Turn</th><th>Person</th><th class="right">Weight</th><th class="right">Used</th>
-                <th class="right">Its part</th><th class="right">Has used</th><th class="right">Jobs</th>
-                <th class="right">GPUs</th><th class="right">Wait</th>
+                <th class="right">Turn</th>
+                <th>Person</th>
+                <th class="right">Weight</th>
+                <th class="right">Used</th>
+                <th class="right">Its part</th>
+                <th class="right">Has used</th>
+                <th class="right">Jobs</th>
+                <th class="right">GPUs</th>
+                <th class="right">Wait</th>
               </tr>
             </thead>
             <tbody>
               {told.people.map((one) => (
                 <tr key={one.person}>
-                  <td class="right">{one.order}</td><td>{one.person || "(whole VC)"}</td>
+                  <td class="right">{one.order}</td>
+                  <td>{one.person || "(whole VC)"}</td>
                   <td class="right">{one.weight}</td>
                   <td class="right">{(one.used_gpu_s / 3600).toFixed(2)} GPU h</td>
                   <td class="right">{Math.round(100 * one.part)} %</td>
-                  <td class="right">{one.times === null ? "–" : `${one.times.toFixed(1)} times its part`}</td>
-                  <td class="right">{count(one.jobs)}</td><td class="right">{count(one.gpus)}</td>
+                  <td class="right">
+                    {one.times === null ? "–" : `${one.times.toFixed(1)} times its part`}
+                  </td>
+                  <td class="right">{count(one.jobs)}</td>
+                  <td class="right">{count(one.gpus)}</td>
                   <td class="right">{count(one.queued)}</td>
                 </tr>
               ))}
@@ -91,32 +112,66 @@ function Roles({ vc }: { vc: string }) {
   const people = (value?.people ?? []).filter((one) => one.roles[vc] !== undefined);
   const again = () => setAsks((n) => n + 1);
   const grant = (who: string, what: Role): Confirmed => ({
-    title: `Make ${who} ${what} of ${vc}`, verb: "Grant", line: `skep role grant ${who} ${what} --vc ${vc}`,
-    text: <p>A {what} {MEANS[what]}.</p>, done: again,
-    run: () => answered(api.POST("/v1/roles/{do}", {
-      params: { path: { do: "grant" } }, body: { person: who, role: what, vc },
-    })),
+    title: `Make ${who} ${what} of ${vc}`,
+    verb: "Grant",
+    line: `skep role grant ${who} ${what} --vc ${vc}`,
+    text: (
+      <p>
+        A {what} {MEANS[what]}.
+      </p>
+    ),
+    done: again,
+    run: () =>
+      answered(
+        api.POST("/v1/roles/{do}", {
+          params: { path: { do: "grant" } },
+          body: { person: who, role: what, vc },
+        }),
+      ),
   });
   const revoke = (who: string): Confirmed => ({
-    title: `Take the role of ${who} in ${vc} away`, verb: "Revoke", danger: true, done: again,
+    title: `Take the role of ${who} in ${vc} away`,
+    verb: "Revoke",
+    danger: true,
+    done: again,
     line: `skep role revoke ${who} --vc ${vc}`,
-    text: <p>Nothing of {vc} is shown to {who} any more, unless a group gives a role. The jobs of {who} go on.</p>,
-    run: () => answered(api.POST("/v1/roles/{do}", {
-      params: { path: { do: "revoke" } }, body: { person: who, role: "viewer", vc },
-    })),
+    text: (
+      <p>
+        Nothing of {vc} is shown to {who} any more, unless a group gives a role. The jobs of {who}{" "}
+        go on.
+      </p>
+    ),
+    run: () =>
+      answered(
+        api.POST("/v1/roles/{do}", {
+          params: { path: { do: "revoke" } },
+          body: { person: who, role: "viewer", vc },
+        }),
+      ),
   });
   return (
     <Card title="Roles" aside={<Command line="skep role ls" />}>
       <Problem text={problem} />
       {value && !people.length && (
         <Empty>
-          {manages ? "Nobody has a role here yet: grant one below." : "You see your own role only; a manager sees all."}
+          {manages
+            ? "Nobody has a role here yet: grant one below."
+            : "You see your own role only; a manager sees all."}
         </Empty>
       )}
       {people.length > 0 && (
         <div class="wide" tabIndex={0} role="region" aria-label="Roles of people">
           <table class="plain">
-            <thead><tr><th>Person</th><th>Role</th><th>Login</th><th><span class="hidden">Actions</span></th></tr></thead>
+            <thead>
+              <tr>
+                <th>Person</th>
+                <th>Role</th>
+                <th>Login</th>
+                <th>
+                  <span class="hidden">Actions</span>
+                </th>
+              </tr>
+            </thead>
             <tbody>
               {people.map((one) => (
                 <tr key={one.person}>
@@ -125,12 +180,19 @@ function Roles({ vc }: { vc: string }) {
                     {one.disabled && <span class="chip">disabled</span>}
                   </td>
                   <td>
-                    {one.roles[vc]}{one.groups[vc] !== undefined && <span class="dim"> (by a group)</span>}
+                    {one.roles[vc]}
+                    {one.groups[vc] !== undefined && <span class="dim"> (by a group)</span>}
                   </td>
                   <td>{one.login}</td>
                   <td>
                     {manages && (
-                      <button type="button" class="quiet" onClick={() => setAsk(revoke(one.person))}>revoke</button>
+                      <button
+                        type="button"
+                        class="quiet"
+                        onClick={() => setAsk(revoke(one.person))}
+                      >
+                        revoke
+                      </button>
                     )}
                   </td>
                 </tr>
@@ -148,14 +210,26 @@ function Roles({ vc }: { vc: string }) {
           }}
         >
           <input
-            required aria-label="Person" placeholder="Name of a person" list="people" value={person}
+            required
+            aria-label="Person"
+            placeholder="Name of a person"
+            list="people"
+            value={person}
             onInput={(event) => setPerson(event.currentTarget.value)}
           />
-          <datalist id="people">{value.people.map((one) => <option key={one.person} value={one.person} />)}</datalist>
+          <datalist id="people">
+            {value.people.map((one) => (
+              <option key={one.person} value={one.person} />
+            ))}
+          </datalist>
           <label>
             <span class="hidden">Role</span>
             <select value={role} onChange={(event) => setRole(event.currentTarget.value as Role)}>
-              {ROLES.map((one) => <option key={one} value={one}>{one}: {MEANS[one]}</option>)}
+              {ROLES.map((one) => (
+                <option key={one} value={one}>
+                  {one}: {MEANS[one]}
+                </option>
+              ))}
             </select>
           </label>
           <button>Grant</button>

@@ -20,9 +20,13 @@ export function Promises({ vc, made }: { vc: string; made: number }) {
   const outcome = OUTCOMES.find((one) => one === wanted) ?? "";
   const changes = useSettled(vcs.version.value, ANEW_MS);
   const { value, problem } = useAsked(
-    () => answered(api.GET("/v1/promises", {
-      params: { query: { vc, outcome, order: "newest", limit: SHOWN } },
-    })), [vc, outcome, made, changes],
+    () =>
+      answered(
+        api.GET("/v1/promises", {
+          params: { query: { vc, outcome, order: "newest", limit: SHOWN } },
+        }),
+      ),
+    [vc, outcome, made, changes],
   );
   const totals = value?.totals[vc];
   const causes = new Map<string, number>();
@@ -36,7 +40,12 @@ export function Promises({ vc, made }: { vc: string; made: number }) {
     >
       <div class="controls inside" role="group" aria-label="What became of them">
         {OUTCOMES.map((one) => (
-          <button key={one} type="button" aria-pressed={outcome === one} onClick={() => setQuery({ outcome: one })}>
+          <button
+            key={one}
+            type="button"
+            aria-pressed={outcome === one}
+            onClick={() => setQuery({ outcome: one })}
+          >
             {one || "all"}
           </button>
         ))}
@@ -44,24 +53,44 @@ export function Promises({ vc, made }: { vc: string; made: number }) {
       <Problem text={problem} />
       {totals && (
         <p class="inside">
-          {count(totals["made"] ?? 0)} made, {count(totals["kept"] ?? 0)} kept, {count(totals["broken"] ?? 0)} broken:
-          {" "}{percent(totals["kept"] ?? 0, (totals["kept"] ?? 0) + (totals["broken"] ?? 0))} of those that are decided were kept.
-          {causes.size > 0 && ` Broken by: ${[...causes].map(([cause, n]) => `${cause} (${n})`).join(", ")}.`}
+          {count(totals["made"] ?? 0)} made, {count(totals["kept"] ?? 0)} kept,{" "}
+          {count(totals["broken"] ?? 0)} broken:{" "}
+          {percent(totals["kept"] ?? 0, (totals["kept"] ?? 0) + (totals["broken"] ?? 0))} of those
+          that are decided were kept.
+          {causes.size > 0 &&
+            ` Broken by: ${[...causes].map(([cause, n]) => `${cause} (${n})`).join(", ")}.`}
         </p>
       )}
       {value && !value.promises.length && (
         <Empty>
-          {outcome ? `No promise is ${outcome}.` : <>
-            No job has a deadline. A spec asks for one by <code>finish_by</code>; a virtual cluster with
-            the policy <code>deadline</code> promises. <Command line="skep plan job.yaml" />
-          </>}
+          {outcome ? (
+            `No promise is ${outcome}.`
+          ) : (
+            <>
+              No job has a deadline. A spec asks for one by <code>finish_by</code>; a virtual
+              cluster with the policy <code>deadline</code> promises.{" "}
+              <Command line="skep plan job.yaml" />
+            </>
+          )}
         </Empty>
       )}
       {value && value.promises.length > 0 && (
         <div class="wide" tabIndex={0} role="region" aria-label="Promises">
           <table class="plain">
-            <thead><tr><th>Job</th><th>Deadline</th><th>Answer</th><th>Became</th><th>Why</th></tr></thead>
-            <tbody>{value.promises.map((one) => <Row key={one.job} one={one} />)}</tbody>
+            <thead>
+              <tr>
+                <th>Job</th>
+                <th>Deadline</th>
+                <th>Answer</th>
+                <th>Became</th>
+                <th>Why</th>
+              </tr>
+            </thead>
+            <tbody>
+              {value.promises.map((one) => (
+                <Row key={one.job} one={one} />
+              ))}
+            </tbody>
           </table>
         </div>
       )}
@@ -76,12 +105,23 @@ function Row({ one }: { one: Promised }) {
   return (
     <tr>
       <td>
-        <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a> <span class="dim">{one.name}</span>
+        <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>{" "}
+        <span class="dim">{one.name}</span>
       </td>
-      <td><At at={one.due} /></td>
+      <td>
+        <At at={one.due} />
+      </td>
       <td>{one.answer}</td>
       <td>{one.outcome ? <State state={one.outcome} /> : "–"}</td>
-      <td>{one.cause ? <><code class="chip">{one.cause}</code> {one.detail}</> : one.text}</td>
+      <td>
+        {one.cause ? (
+          <>
+            <code class="chip">{one.cause}</code> {one.detail}
+          </>
+        ) : (
+          one.text
+        )}
+      </td>
     </tr>
   );
 }

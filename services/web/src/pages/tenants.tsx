@@ -17,17 +17,23 @@ const ANEW_MS = 2000;
 
 /** The page of all virtual clusters. */
 export function TenantsPage() {
-  const tab = may("set-vcs") ? query.value.get("tab") ?? "" : "";
+  const tab = may("set-vcs") ? (query.value.get("tab") ?? "") : "";
   return (
     <>
       <div class="title">
         <h1>Tenants</h1>
-        <span class="dim" role="status">{many(vcs.all.value.length, "virtual cluster")}</span>
+        <span class="dim" role="status">
+          {many(vcs.all.value.length, "virtual cluster")}
+        </span>
         <span class="more">{tab === "" && <Command line="skep vc ls" />}</span>
       </div>
       {may("set-vcs") && (
         <Tabs
-          tabs={[["", "Virtual clusters"], ["file", "Cluster file"]]} chosen={tab}
+          tabs={[
+            ["", "Virtual clusters"],
+            ["file", "Cluster file"],
+          ]}
+          chosen={tab}
           to={(one) => (one ? `/tenants?tab=${one}` : "/tenants")}
         />
       )}
@@ -44,9 +50,15 @@ function List() {
   if (!rows.length) {
     return (
       <Empty>
-        There is no virtual cluster{may("set-vcs")
-          ? <>: <a href="/tenants?tab=file">write a cluster file</a>, or <Command line="skep vc apply cluster.yaml" /></>
-          : " that you have a role in: ask an operator for one."}
+        There is no virtual cluster
+        {may("set-vcs") ? (
+          <>
+            : <a href="/tenants?tab=file">write a cluster file</a>, or{" "}
+            <Command line="skep vc apply cluster.yaml" />
+          </>
+        ) : (
+          " that you have a role in: ask an operator for one."
+        )}
       </Empty>
     );
   }
@@ -61,13 +73,26 @@ function List() {
           <table class="plain">
             <thead>
               <tr>
-                <th>Virtual cluster</th><th class="right">Owns</th><th class="right">Uses of it</th>
-                <th><span class="hidden">Part in use</span></th><th class="right">Lends</th>
-                <th class="right">Borrows</th><th class="right">Run</th><th class="right">Wait</th>
-                <th>Policy</th><th class="right">Weight</th><th class="right">Promises kept</th>
+                <th>Virtual cluster</th>
+                <th class="right">Owns</th>
+                <th class="right">Uses of it</th>
+                <th>
+                  <span class="hidden">Part in use</span>
+                </th>
+                <th class="right">Lends</th>
+                <th class="right">Borrows</th>
+                <th class="right">Run</th>
+                <th class="right">Wait</th>
+                <th>Policy</th>
+                <th class="right">Weight</th>
+                <th class="right">Promises kept</th>
               </tr>
             </thead>
-            <tbody>{rows.map((row) => <Line key={row.vc} row={row} usage={usage.get(row.vc)} />)}</tbody>
+            <tbody>
+              {rows.map((row) => (
+                <Line key={row.vc} row={row} usage={usage.get(row.vc)} />
+              ))}
+            </tbody>
           </table>
         </div>
       </Card>
@@ -79,19 +104,28 @@ function Line({ row, usage }: { row: Vc; usage: Usage | undefined }) {
   const lent = usage ? lentOf(usage) : 0;
   return (
     <tr>
-      <td><VcName vc={row.vc} /></td>
+      <td>
+        <VcName vc={row.vc} />
+      </td>
       <td class="right">{sayOwned(row)}</td>
       <td class="right">{count(row.used)}</td>
       <td>
         <Bar
           label={`${row.vc} uses ${row.used} of its ${row.gpus} GPUs and lends ${lent}`}
-          parts={[["", row.used / Math.max(1, row.gpus)], ["honey", lent / Math.max(1, row.gpus)]]}
+          parts={[
+            ["", row.used / Math.max(1, row.gpus)],
+            ["honey", lent / Math.max(1, row.gpus)],
+          ]}
         />
       </td>
       <td class="right">{count(lent)}</td>
       <td class="right">{count(row.borrowed)}</td>
-      <td class="right"><a href={`/jobs?vc=${row.vc}&state=running`}>{count(row.running)}</a></td>
-      <td class="right"><a href={`/jobs?vc=${row.vc}&state=queued`}>{count(row.queued)}</a></td>
+      <td class="right">
+        <a href={`/jobs?vc=${row.vc}&state=running`}>{count(row.running)}</a>
+      </td>
+      <td class="right">
+        <a href={`/jobs?vc=${row.vc}&state=queued`}>{count(row.queued)}</a>
+      </td>
       <td>{row.policy}</td>
       <td class="right">{row.weight}</td>
       <td class="right">{percent(row.promises_kept, row.promises_kept + row.promises_broken)}</td>
@@ -105,6 +139,7 @@ export const sayOwned = (row: { gpus: number; asked: number }): string =>
 
 /** Return how many GPUs of its cells jobs of other virtual clusters borrow. */
 export const lentOf = (usage: Usage): number =>
-  usage.bound.flatMap((cell) => cell.jobs)
+  usage.bound
+    .flatMap((cell) => cell.jobs)
     .filter((job) => job.borrowed && job.vc !== usage.vc)
     .reduce((sum, job) => sum + job.gpus, 0);

@@ -16,8 +16,10 @@ type Finding = Schemas["Finding"];
 
 /** What becomes of a job, by the gateway's word for it: as `skep vc plan` says it. */
 const FATES: Record<string, string> = {
-  kept: "stays guaranteed", opportunistic: "stays opportunistic",
-  demoted: "goes on as opportunistic", released: "gets other cells reserved",
+  kept: "stays guaranteed",
+  opportunistic: "stays opportunistic",
+  demoted: "goes on as opportunistic",
+  released: "gets other cells reserved",
 };
 const UNCHANGED = ["kept", "opportunistic"];
 const NAME = "cluster.yaml";
@@ -26,7 +28,8 @@ const NAME = "cluster.yaml";
 export function ClusterFile() {
   const settled = useSettled(vcs.version.value, 500);
   const { value: current, problem: away } = useAsked(
-    () => answered(api.GET("/v1/cluster-file")), [settled],
+    () => answered(api.GET("/v1/cluster-file")),
+    [settled],
   );
   const [text, setText] = useState<string | null>(null);
   const [base, setBase] = useState("");
@@ -89,23 +92,35 @@ export function ClusterFile() {
       <div>
         <Card
           title="Cluster file"
-          aside={(
+          aside={
             <span class="group">
-              <button type="button" class="quiet" onClick={() => save(text)}>download</button>
-              <button type="button" class="quiet" onClick={read}>read it again</button>
+              <button type="button" class="quiet" onClick={() => save(text)}>
+                download
+              </button>
+              <button type="button" class="quiet" onClick={read}>
+                read it again
+              </button>
             </span>
-          )}
+          }
         >
           <div class="inside">
             {changed && !asked && (
               <Problem text="Another cluster file was set since this one was read. Applying this one takes that back: read it again." />
             )}
             <label class="field">
-              <span>Chains, pins, virtual clusters and volumes. It is the whole: what is left out is taken away.</span>
+              <span>
+                Chains, pins, virtual clusters and volumes. It is the whole: what is left out is
+                taken away.
+              </span>
               <Lines text={text} findings={checked?.problems ?? []}>
                 <textarea
-                  ref={box} class="file" spellcheck={false} wrap="off" value={text}
-                  aria-describedby="findings" maxLength={256 * 1024}
+                  ref={box}
+                  class="file"
+                  spellcheck={false}
+                  wrap="off"
+                  value={text}
+                  aria-describedby="findings"
+                  maxLength={256 * 1024}
                   onInput={(event) => {
                     setText(event.currentTarget.value);
                     setAsked("");
@@ -116,18 +131,27 @@ export function ClusterFile() {
             </label>
             <Problem text={problem} />
             <div class="group">
-              <button type="button" onClick={() => void check()}>Check</button>
-              <button type="button" class="strong" onClick={() => void makePlan()}>Plan</button>
+              <button type="button" onClick={() => void check()}>
+                Check
+              </button>
+              <button type="button" class="strong" onClick={() => void makePlan()}>
+                Plan
+              </button>
               <button
-                type="button" class="danger" disabled={!plan} onClick={() => setApplying(true)}
-                title={plan ? "" : "Plan it first: what it means for jobs is shown before it is applied."}
+                type="button"
+                class="danger"
+                disabled={!plan}
+                onClick={() => setApplying(true)}
+                title={
+                  plan ? "" : "Plan it first: what it means for jobs is shown before it is applied."
+                }
               >
                 Apply
               </button>
             </div>
             <p class="group">
-              <Command line={`skep vc check ${NAME}`} /> <Command line={`skep vc plan ${NAME}`} />
-              {" "}<Command line={`skep vc apply ${NAME}`} />
+              <Command line={`skep vc check ${NAME}`} /> <Command line={`skep vc plan ${NAME}`} />{" "}
+              <Command line={`skep vc apply ${NAME}`} />
             </p>
           </div>
         </Card>
@@ -136,10 +160,13 @@ export function ClusterFile() {
         {asked && (
           <Card title="Asked for">
             <p class="inside">
-              {current?.digest === asked
-                ? <State state="kept" title="in force" /> : <State state="queued" title="not yet" />}
-              {current?.digest === asked ? " It is in force." : " It is not in force yet."}
-              {" "}<Command line="skep vc ls" />
+              {current?.digest === asked ? (
+                <State state="kept" title="in force" />
+              ) : (
+                <State state="queued" title="not yet" />
+              )}
+              {current?.digest === asked ? " It is in force." : " It is not in force yet."}{" "}
+              <Command line="skep vc ls" />
             </p>
           </Card>
         )}
@@ -148,8 +175,9 @@ export function ClusterFile() {
         {!checked && !asked && (
           <Card title="Check, plan, apply">
             <p class="inside">
-              <b>Check</b> says what is wrong, by the line. <b>Plan</b> says what it would mean for the jobs
-              that run. <b>Apply</b> puts in force what was planned: no job is stopped by it.
+              <b>Check</b> says what is wrong, by the line. <b>Plan</b> says what it would mean for
+              the jobs that run. <b>Apply</b> puts in force what was planned: no job is stopped by
+              it.
             </p>
           </Card>
         )}
@@ -158,7 +186,9 @@ export function ClusterFile() {
         <Confirm
           onClose={() => setApplying(false)}
           ask={{
-            title: "Apply the cluster file", verb: "Apply", danger: true,
+            title: "Apply the cluster file",
+            verb: "Apply",
+            danger: true,
             line: `skep vc apply ${NAME}`,
             text: (
               <p>
@@ -194,7 +224,9 @@ function Lines(props: { text: string; findings: Finding[]; children: preact.Comp
     >
       <div class="gutter" ref={gutter} aria-hidden="true">
         {Array.from({ length: lines }, (_, place) => (
-          <div key={place} class={wrong.has(place + 1) ? "wrong" : ""}>{place + 1}</div>
+          <div key={place} class={wrong.has(place + 1) ? "wrong" : ""}>
+            {place + 1}
+          </div>
         ))}
       </div>
       {props.children}
@@ -208,14 +240,18 @@ function Findings({ checked, onShow }: { checked: Checked; onShow: (line: number
   return (
     <Card
       title={problems.length ? many(problems.length, "problem") : "No mistake"}
-      aside={!problems.length && (
-        <span class="dim">{count(checked.owned)} of {many(checked.joined, "GPU")} owned</span>
-      )}
+      aside={
+        !problems.length && (
+          <span class="dim">
+            {count(checked.owned)} of {many(checked.joined, "GPU")} owned
+          </span>
+        )
+      }
     >
       {short > 0 && !problems.length && (
         <p class="inside">
-          The virtual clusters own {many(short, "GPU")} more than have joined: those count as bad until
-          nodes join. Take some away, or add nodes.
+          The virtual clusters own {many(short, "GPU")} more than have joined: those count as bad
+          until nodes join. Take some away, or add nodes.
         </p>
       )}
       <ul class="list">
@@ -224,11 +260,16 @@ function Findings({ checked, onShow }: { checked: Checked; onShow: (line: number
             <div class="what">
               <State state={place < problems.length ? "bad" : "note"} title={one.reason} />
               {one.line > 0 && (
-                <button type="button" class="quiet" onClick={() => onShow(one.line)}>line {one.line}</button>
+                <button type="button" class="quiet" onClick={() => onShow(one.line)}>
+                  line {one.line}
+                </button>
               )}
               <code>{one.path}</code>
             </div>
-            <div>{one.text}{one.suggestion && <span class="dim"> – {one.suggestion}</span>}</div>
+            <div>
+              {one.text}
+              {one.suggestion && <span class="dim"> – {one.suggestion}</span>}
+            </div>
           </li>
         ))}
       </ul>
@@ -240,8 +281,12 @@ function sayPlan(plan: Plan): string {
   const jobs = plan.jobs.filter((one) => !UNCHANGED.includes(one.fate) || one.astray.length);
   const changed = plan.vcs.filter((one) => one.changes);
   return [
-    changed.length ? `${many(changed.length, "virtual cluster")} would change.` : "No virtual cluster would change.",
-    jobs.length ? `${many(jobs.length, "job")} would have another right to its GPUs.` : "Every job keeps its place and its right.",
+    changed.length
+      ? `${many(changed.length, "virtual cluster")} would change.`
+      : "No virtual cluster would change.",
+    jobs.length
+      ? `${many(jobs.length, "job")} would have another right to its GPUs.`
+      : "Every job keeps its place and its right.",
   ].join(" ");
 }
 
@@ -254,16 +299,29 @@ function PlanShown({ plan }: { plan: Plan }) {
       {jobs.length > 0 && (
         <div class="wide scrolled" tabIndex={0} role="region" aria-label="Jobs that it changes">
           <table class="plain">
-            <thead><tr><th>Job</th><th>Virtual cluster</th><th class="right">GPUs</th><th>It</th></tr></thead>
+            <thead>
+              <tr>
+                <th>Job</th>
+                <th>Virtual cluster</th>
+                <th class="right">GPUs</th>
+                <th>It</th>
+              </tr>
+            </thead>
             <tbody>
               {jobs.map((one) => (
                 <tr key={one.job}>
-                  <td><a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a></td>
-                  <td><VcName vc={one.vc} /></td>
+                  <td>
+                    <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>
+                  </td>
+                  <td>
+                    <VcName vc={one.vc} />
+                  </td>
                   <td class="right">{one.gpus}</td>
                   <td>
                     {FATES[one.fate] ?? one.fate}
-                    {one.astray.length > 0 && <span class="dim"> (in no cell: {one.astray.join(", ")})</span>}
+                    {one.astray.length > 0 && (
+                      <span class="dim"> (in no cell: {one.astray.join(", ")})</span>
+                    )}
                   </td>
                 </tr>
               ))}
@@ -274,17 +332,28 @@ function PlanShown({ plan }: { plan: Plan }) {
       {changed.length > 0 && (
         <div class="wide" tabIndex={0} role="region" aria-label="Virtual clusters that it changes">
           <table class="plain">
-            <thead><tr><th>Virtual cluster</th><th>What changes</th></tr></thead>
+            <thead>
+              <tr>
+                <th>Virtual cluster</th>
+                <th>What changes</th>
+              </tr>
+            </thead>
             <tbody>
-              {changed.map((one) => <tr key={one.vc}><td>{one.vc}</td><td>{sayChange(one)}</td></tr>)}
+              {changed.map((one) => (
+                <tr key={one.vc}>
+                  <td>{one.vc}</td>
+                  <td>{sayChange(one)}</td>
+                </tr>
+              ))}
             </tbody>
           </table>
         </div>
       )}
       {plan.missing.length > 0 && (
         <p class="inside">
-          {many(plan.missing.length, "node")} of it {plan.missing.length === 1 ? "has" : "have"} not joined
-          and {plan.missing.length === 1 ? "counts" : "count"} as bad until then: {plan.missing.slice(0, 20).join(", ")}
+          {many(plan.missing.length, "node")} of it {plan.missing.length === 1 ? "has" : "have"} not
+          joined and {plan.missing.length === 1 ? "counts" : "count"} as bad until then:{" "}
+          {plan.missing.slice(0, 20).join(", ")}
         </p>
       )}
     </Card>
@@ -294,9 +363,18 @@ function PlanShown({ plan }: { plan: Plan }) {
 function sayChange(one: Schemas["VcChange"]): string {
   const { before, after } = one;
   if (!after) return `goes away, with ${many(before?.gpus ?? 0, "GPU")}`;
-  if (!before) return `is new, with ${many(after.gpus, "GPU")}${one.asked > after.gpus ? ` of ${one.asked}` : ""}`;
+  if (!before)
+    return `is new, with ${many(after.gpus, "GPU")}${one.asked > after.gpus ? ` of ${one.asked}` : ""}`;
   const told = [before.gpus !== after.gpus && `${before.gpus} → ${after.gpus} GPUs`];
-  for (const key of ["cells", "pinned", "weight", "jobs_max", "policy", "options", "priorities"] as const) {
+  for (const key of [
+    "cells",
+    "pinned",
+    "weight",
+    "jobs_max",
+    "policy",
+    "options",
+    "priorities",
+  ] as const) {
     const [a, b] = [JSON.stringify(before[key]), JSON.stringify(after[key])];
     if (a !== b) told.push(`${key}: ${a} → ${b}`);
   }

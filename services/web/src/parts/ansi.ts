@@ -50,7 +50,8 @@ export const plain = (text: string): string => text.replace(SEQUENCE, "").replac
 
 const styleOf = (pen: Pen): string =>
   [pen.colour && `ansi-${pen.colour}`, pen.bold && "ansi-bold", pen.dim && "ansi-dim"]
-    .filter(Boolean).join(" ");
+    .filter(Boolean)
+    .join(" ");
 
 function drawn(parameters: string, before: Pen): Pen {
   let pen = before;

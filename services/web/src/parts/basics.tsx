@@ -7,14 +7,28 @@ import { away, clock, instant } from "../format";
 
 /** A state with its colour, and its word: colour alone says nothing to some people. */
 export function State({ state, title }: { state: string; title?: string }) {
-  return <span class={`state ${state}`} title={title}>{state}</span>;
+  return (
+    <span class={`state ${state}`} title={title}>
+      {state}
+    </span>
+  );
 }
 
 /** An instant: the time, with the distance from now as title (or the other way round). */
-export function At({ at, distance = false }: { at: number | null | undefined; distance?: boolean }) {
+export function At({
+  at,
+  distance = false,
+}: {
+  at: number | null | undefined;
+  distance?: boolean;
+}) {
   if (!at) return <span class="dim">–</span>;
   const [shown, title] = distance ? [away(at), clock(at)] : [clock(at), away(at)];
-  return <time dateTime={instant(at)} title={`${title} (${instant(at)})`}>{shown}</time>;
+  return (
+    <time dateTime={instant(at)} title={`${title} (${instant(at)})`}>
+      {shown}
+    </time>
+  );
 }
 
 /** A part of a page with its heading. */
@@ -26,7 +40,10 @@ export function Card(props: {
 }) {
   return (
     <section class={`card ${props.class ?? ""}`}>
-      <header><h2>{props.title}</h2>{props.aside}</header>
+      <header>
+        <h2>{props.title}</h2>
+        {props.aside}
+      </header>
       {props.children}
     </section>
   );
@@ -39,7 +56,11 @@ export function Empty({ children }: { children: ComponentChildren }) {
 
 /** A problem, read out by screen readers when it appears. */
 export function Problem({ text }: { text: string }) {
-  return text ? <p class="problem" role="alert">{text}</p> : null;
+  return text ? (
+    <p class="problem" role="alert">
+      {text}
+    </p>
+  ) : null;
 }
 
 /** A `skep` command that does what the page does, with a button that copies it. */
@@ -95,7 +116,11 @@ export function Dialog(props: {
 }
 
 /** Links between parts of one page. The chosen one is in the address. */
-export function Tabs(props: { tabs: [string, string][]; chosen: string; to: (tab: string) => string }) {
+export function Tabs(props: {
+  tabs: [string, string][];
+  chosen: string;
+  to: (tab: string) => string;
+}) {
   return (
     <nav class="tabs" aria-label="Parts of this page">
       {props.tabs.map(([tab, text]) => (
@@ -109,5 +134,9 @@ export function Tabs(props: { tabs: [string, string][]; chosen: string; to: (tab
 
 /** What may be wider than the window: it scrolls by itself, by keyboard too. */
 export function Wide({ label, children }: { label: string; children: ComponentChildren }) {
-  return <div class="wide" tabIndex={0} role="region" aria-label={label}>{children}</div>;
+  return (
+    <div class="wide" tabIndex={0} role="region" aria-label={label}>
+      {children}
+    </div>
+  );
 }

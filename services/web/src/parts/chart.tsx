@@ -48,9 +48,9 @@ export function Chart(props: Props) {
   const plot = useRef<uPlot | null>(null);
   const data = [props.along, ...props.series.map((one) => one.values)] as uPlot.AlignedData;
   // Another number of curves or another theme needs another plot; other values do not.
-  const kind = [
-    theme.value, zone.value, props.times, ...props.series.map((one) => one.name),
-  ].join("|");
+  const kind = [theme.value, zone.value, props.times, ...props.series.map((one) => one.name)].join(
+    "|",
+  );
   const marks = useRef(props.marks);
   marks.current = props.marks;
   useEffect(() => {
@@ -59,7 +59,8 @@ export function Chart(props: Props) {
     const made = new uPlot(options(element, props, marks), data, element);
     plot.current = made;
     const sizes = new ResizeObserver(() =>
-      made.setSize({ width: element.clientWidth, height: props.height ?? 180 }));
+      made.setSize({ width: element.clientWidth, height: props.height ?? 180 }),
+    );
     sizes.observe(element);
     return () => {
       sizes.disconnect();
@@ -75,7 +76,9 @@ const colour = (name: string): string =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function options(
-  element: HTMLElement, props: Props, marks: { current: Mark[] | undefined },
+  element: HTMLElement,
+  props: Props,
+  marks: { current: Mark[] | undefined },
 ): uPlot.Options {
   const axis = {
     stroke: colour("dim"),
@@ -87,11 +90,18 @@ function options(
   return {
     width: element.clientWidth || 600,
     height: props.height ?? 180,
-    scales: { x: { time: props.times ?? false }, y: { range: (_, low, high) => range(low, high, props.least) } },
-    tzDate: (seconds) => zone.value === "utc"
-      ? uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") : new Date(seconds * 1000),
+    scales: {
+      x: { time: props.times ?? false },
+      y: { range: (_, low, high) => range(low, high, props.least) },
+    },
+    tzDate: (seconds) =>
+      zone.value === "utc"
+        ? uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC")
+        : new Date(seconds * 1000),
     axes: [
-      props.times ? { ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)) } : axis,
+      props.times
+        ? { ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)) }
+        : axis,
       { ...axis, size: 56, ...(told && { values: (_, ticks) => ticks.map(told) }) },
     ],
     series: [
@@ -120,7 +130,10 @@ function time(at: number, step: number): string {
   const date = new Date(at * 1000);
   if (step >= 86_400) return date.toLocaleDateString("en-CA", { timeZone });
   const told = date.toLocaleTimeString("en-GB", {
-    timeZone, hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" as const }),
+    timeZone,
+    hour: "2-digit",
+    minute: "2-digit",
+    ...(step < 60 && { second: "2-digit" as const }),
   });
   return told === "00:00" ? date.toLocaleDateString("en-CA", { timeZone }) : told;
 }

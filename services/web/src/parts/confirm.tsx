@@ -44,11 +44,17 @@ export function Confirm({ ask, onClose }: { ask: Confirmed; onClose: () => void 
         }}
       >
         {ask.text && <div>{ask.text}</div>}
-        <p><Command line={ask.line} /></p>
+        <p>
+          <Command line={ask.line} />
+        </p>
         <Problem text={problem} />
         <div class="buttons">
-          <button type="button" onClick={onClose}>Leave it</button>
-          <button class={ask.danger ? "danger" : "strong"} disabled={busy}>{ask.verb}</button>
+          <button type="button" onClick={onClose}>
+            Leave it
+          </button>
+          <button class={ask.danger ? "danger" : "strong"} disabled={busy}>
+            {ask.verb}
+          </button>
         </div>
       </form>
     </Dialog>

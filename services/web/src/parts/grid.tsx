@@ -32,7 +32,9 @@ export function Grid<Item>(props: Props<Item>) {
       const last = Math.ceil((above + innerHeight) / pitch) + AROUND;
       setView((before) =>
         before.columns === columns && before.first === first && before.last === last
-          ? before : { columns, first, last });
+          ? before
+          : { columns, first, last },
+      );
     };
     look();
     const sizes = new ResizeObserver(look);
@@ -50,7 +52,9 @@ export function Grid<Item>(props: Props<Item>) {
   const share = `calc((100% - ${(columns - 1) * GAP}px) / ${columns})`;
   return (
     <ul
-      class="grid" ref={list} aria-label={props.label}
+      class="grid"
+      ref={list}
+      aria-label={props.label}
       style={{ height: `${Math.max(0, rows * pitch - GAP)}px` }}
     >
       {props.items.slice(from, to).map((item, place) => {
@@ -58,9 +62,13 @@ export function Grid<Item>(props: Props<Item>) {
         const row = Math.floor((from + place) / columns);
         return (
           <li
-            key={props.keyOf(item)} aria-setsize={props.items.length} aria-posinset={from + place + 1}
+            key={props.keyOf(item)}
+            aria-setsize={props.items.length}
+            aria-posinset={from + place + 1}
             style={{
-              width: share, height: `${props.height}px`, top: `${row * pitch}px`,
+              width: share,
+              height: `${props.height}px`,
+              top: `${row * pitch}px`,
               left: `calc((100% + ${GAP}px) * ${column} / ${columns})`,
             }}
           >

@@ -39,8 +39,10 @@ export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): 
   if (!by) return rows;
   const keyed = rows.map((row): [number | string, Row] => [by(row), row]);
   keyed.sort(([a], [b]) => {
-    const order = typeof a === "number" && typeof b === "number"
-      ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+    const order =
+      typeof a === "number" && typeof b === "number"
+        ? a - b
+        : String(a).localeCompare(String(b), "en", { numeric: true });
     return down ? -order : order;
   });
   return keyed.map(([, row]) => row);
@@ -55,9 +57,12 @@ export function Rows<Row>(props: Props<Row>) {
   useEffect(() => {
     const element = box.current;
     if (!element) return;
-    const look = () => setView({
-      top: element.scrollTop, height: element.clientHeight, width: element.clientWidth,
-    });
+    const look = () =>
+      setView({
+        top: element.scrollTop,
+        height: element.clientHeight,
+        width: element.clientWidth,
+      });
     look();
     const sizes = new ResizeObserver(look);
     sizes.observe(element);
@@ -85,8 +90,12 @@ export function Rows<Row>(props: Props<Row>) {
   const all = choosing && props.rows.every((row) => props.chosen?.has(props.keyOf(row)));
   return (
     <div
-      class="rows" ref={box} onKeyDown={move} tabIndex={0}
-      role="table" aria-label={props.label}
+      class="rows"
+      ref={box}
+      onKeyDown={move}
+      tabIndex={0}
+      role="table"
+      aria-label={props.label}
       aria-rowcount={props.rows.length + 1}
       style={{ "--tracks": tracks }}
     >
@@ -95,7 +104,9 @@ export function Rows<Row>(props: Props<Row>) {
           {choosing && (
             <span role="columnheader">
               <input
-                type="checkbox" aria-label="Choose all that are shown" checked={all}
+                type="checkbox"
+                aria-label="Choose all that are shown"
+                checked={all}
                 onChange={() => props.onChoose?.(props.rows.map(props.keyOf), !all)}
               />
             </span>
@@ -110,14 +121,17 @@ export function Rows<Row>(props: Props<Row>) {
           const key = props.keyOf(row);
           return (
             <div
-              role="row" key={key} class={props.chosen?.has(key) ? "row chosen" : "row"}
+              role="row"
+              key={key}
+              class={props.chosen?.has(key) ? "row chosen" : "row"}
               aria-rowindex={first + place + 2}
               style={{ transform: `translateY(${(first + place) * ROW_PX}px)` }}
             >
               {choosing && (
                 <span role="cell">
                   <input
-                    type="checkbox" aria-label={`Choose ${key}`}
+                    type="checkbox"
+                    aria-label={`Choose ${key}`}
                     checked={props.chosen?.has(key)}
                     onChange={(event) => props.onChoose?.([key], event.currentTarget.checked)}
                   />
@@ -125,9 +139,13 @@ export function Rows<Row>(props: Props<Row>) {
               )}
               {columns.map((column, index) => (
                 <span role="cell" key={column.key} class={column.right ? "right" : ""}>
-                  {index === 0 && props.href
-                    ? <a class="opens" href={props.href(row)}>{column.cell(row)}</a>
-                    : column.cell(row)}
+                  {index === 0 && props.href ? (
+                    <a class="opens" href={props.href(row)}>
+                      {column.cell(row)}
+                    </a>
+                  ) : (
+                    column.cell(row)
+                  )}
                 </span>
               ))}
             </div>
@@ -148,16 +166,18 @@ function Head<Row>(props: {
   const down = sort === `-${column.key}`;
   return (
     <span
-      role="columnheader" class={column.right ? "right" : ""}
+      role="columnheader"
+      class={column.right ? "right" : ""}
       aria-sort={up ? "ascending" : down ? "descending" : undefined}
     >
-      {column.by && onSort
-        ? (
-          <button type="button" onClick={() => onSort(up ? `-${column.key}` : column.key)}>
-            {column.title}{up ? " ↑" : down ? " ↓" : ""}
-          </button>
-        )
-        : column.title}
+      {column.by && onSort ? (
+        <button type="button" onClick={() => onSort(up ? `-${column.key}` : column.key)}>
+          {column.title}
+          {up ? " ↑" : down ? " ↓" : ""}
+        </button>
+      ) : (
+        column.title
+      )}
     </span>
   );
 }

@@ -30,8 +30,10 @@ export function Span(props: Props) {
   const [left, right] = [place(low), place(high)];
   return (
     <svg
-      class={`span ${props.good ? "good" : "dim"}`} viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
-      role="img" aria-label={spanText(value, low, high)}
+      class={`span ${props.good ? "good" : "dim"}`}
+      viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
+      role="img"
+      aria-label={spanText(value, low, high)}
     >
       <line class="zero" x1={place(0)} x2={place(0)} y1="0" y2={HEIGHT} />
       <rect x={left} y="6" width={Math.max(2, right - left)} height="6" rx="3" />

@@ -43,12 +43,21 @@ export function openTerminal(element: HTMLElement, wanted: Wanted): Session {
   const dressed = new Dressed();
   const { colours } = wanted;
   const terminal = new Terminal({
-    documentOverride: dressed.document, cursorBlink: false, fontSize: 13, scrollback: 5000,
-    fontFamily: 'ui-monospace, "SF Mono", Menlo, Consolas, monospace', screenReaderMode: true,
+    documentOverride: dressed.document,
+    cursorBlink: false,
+    fontSize: 13,
+    scrollback: 5000,
+    fontFamily: 'ui-monospace, "SF Mono", Menlo, Consolas, monospace',
+    screenReaderMode: true,
     theme: {
-      background: colours("card"), foreground: colours("text"), cursor: colours("text"),
-      selectionBackground: colours("edge"), red: colours("bad"), green: colours("good"),
-      yellow: colours("warn"), blue: colours("busy"),
+      background: colours("card"),
+      foreground: colours("text"),
+      cursor: colours("text"),
+      selectionBackground: colours("edge"),
+      red: colours("bad"),
+      green: colours("good"),
+      yellow: colours("warn"),
+      blue: colours("busy"),
     },
   });
   const fit = new FitAddon();
@@ -86,25 +95,43 @@ class Line {
   private waiting: Uint8Array[] = [];
   private last: Over | null = null;
 
-  constructor(private readonly wanted: Wanted, private readonly terminal: Terminal) {
+  constructor(
+    private readonly wanted: Wanted,
+    private readonly terminal: Terminal,
+  ) {
     const base = location.origin.replace(/^http/, "ws");
     const secret = btoa(String.fromCharCode(...new TextEncoder().encode(token.value)))
-      .replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+      .replaceAll("+", "-")
+      .replaceAll("/", "_")
+      .replace(/=+$/, "");
     // A browser sends no header with a WebSocket: the token is in the name of a protocol.
-    this.socket = new WebSocket(
-      `${base}/v1/jobs/${encodeURIComponent(wanted.job)}/terminal`,
-      ["skep.terminal", `skep.bearer.${secret}`],
-    );
+    this.socket = new WebSocket(`${base}/v1/jobs/${encodeURIComponent(wanted.job)}/terminal`, [
+      "skep.terminal",
+      `skep.bearer.${secret}`,
+    ]);
     this.socket.binaryType = "arraybuffer";
-    this.socket.onopen = () => this.say("o", JSON.stringify({
-      what: "exec", argv: wanted.argv, rank: wanted.rank, terminal: true,
-      rows: terminal.rows, columns: terminal.cols, term: "xterm-256color",
-    }));
+    this.socket.onopen = () =>
+      this.say(
+        "o",
+        JSON.stringify({
+          what: "exec",
+          argv: wanted.argv,
+          rank: wanted.rank,
+          terminal: true,
+          rows: terminal.rows,
+          columns: terminal.cols,
+          term: "xterm-256color",
+        }),
+      );
     this.socket.onmessage = ({ data }) => this.hear(new Uint8Array(data as ArrayBuffer));
-    this.socket.onclose = () => this.end(this.last ?? {
-      text: this.opened ? "The session was lost: the gateway or the node has gone."
-        : "The gateway did not open a session: the job may be gone, or you may not run commands in it.",
-    });
+    this.socket.onclose = () =>
+      this.end(
+        this.last ?? {
+          text: this.opened
+            ? "The session was lost: the gateway or the node has gone."
+            : "The gateway did not open a session: the job may be gone, or you may not run commands in it.",
+        },
+      );
     this.timer = setInterval(() => this.say("a"), ALIVE_EVERY_MS);
   }
 
@@ -203,7 +230,7 @@ class Dressed {
     this.document = new Proxy(document, {
       get: (own, name) => {
         if (name === "createElement") {
-          return (kind: string) => kind === "style" ? this.sheet() : own.createElement(kind);
+          return (kind: string) => (kind === "style" ? this.sheet() : own.createElement(kind));
         }
         const value: unknown = Reflect.get(own, name, own);
         return typeof value === "function" ? (value as () => unknown).bind(own) : value;
@@ -212,8 +239,9 @@ class Dressed {
   }
 
   close(): void {
-    document.adoptedStyleSheets = document.adoptedStyleSheets
-      .filter((sheet) => !this.sheets.includes(sheet));
+    document.adoptedStyleSheets = document.adoptedStyleSheets.filter(
+      (sheet) => !this.sheets.includes(sheet),
+    );
   }
 
   private sheet(): HTMLElement {
@@ -221,7 +249,9 @@ class Dressed {
     this.sheets.push(sheet);
     document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
     const element = document.createElement("template");
-    Object.defineProperty(element, "textContent", { set: (text: string) => sheet.replaceSync(text) });
+    Object.defineProperty(element, "textContent", {
+      set: (text: string) => sheet.replaceSync(text),
+    });
     return element;
   }
 }

@@ -17,11 +17,13 @@ const places = computed(() => {
 /** Three letters for each name: its first ones, or the last one too if those are another's as well. */
 const shorts = computed(() => {
   const all = [...places.value.keys()];
-  return new Map(all.map((vc): [string, string] => {
-    const begin = vc.slice(0, 3);
-    const alone = all.every((other) => other === vc || !other.startsWith(begin));
-    return [vc, alone ? begin : begin.slice(0, 2) + vc.slice(-1)];
-  }));
+  return new Map(
+    all.map((vc): [string, string] => {
+      const begin = vc.slice(0, 3);
+      const alone = all.every((other) => other === vc || !other.startsWith(begin));
+      return [vc, alone ? begin : begin.slice(0, 2) + vc.slice(-1)];
+    }),
+  );
 });
 
 /** Return the class that gives something the colour of a virtual cluster. */
@@ -37,14 +39,18 @@ export const ownOf = (vc: string): string => colourOf(vc).replace("vc-", "own-")
 export const shortOf = (vc: string): string => shorts.value.get(vc) ?? HIDDEN;
 
 /** Return how a virtual cluster is called in a sentence. */
-export const nameOf = (vc: string): string => (vc === HIDDEN || !vc ? "another virtual cluster" : vc);
+export const nameOf = (vc: string): string =>
+  vc === HIDDEN || !vc ? "another virtual cluster" : vc;
 
 /** A virtual cluster: its colour, its letters and its name, as a link. */
 export function VcName({ vc }: { vc: string }) {
   if (vc === HIDDEN || !vc) return <span class="dim">another virtual cluster</span>;
   return (
     <a class="vcname" href={`/tenants/${encodeURIComponent(vc)}`}>
-      <i class={`swatch ${colourOf(vc)}`} aria-hidden="true">{shortOf(vc)}</i>{vc}
+      <i class={`swatch ${colourOf(vc)}`} aria-hidden="true">
+        {shortOf(vc)}
+      </i>
+      {vc}
     </a>
   );
 }
@@ -53,5 +59,11 @@ export function VcName({ vc }: { vc: string }) {
 export function VcLegend() {
   const all = [...places.value.keys()];
   if (!all.length) return null;
-  return <>{all.map((vc) => <VcName key={vc} vc={vc} />)}</>;
+  return (
+    <>
+      {all.map((vc) => (
+        <VcName key={vc} vc={vc} />
+      ))}
+    </>
+  );
 }

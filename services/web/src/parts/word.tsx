@@ -2,5 +2,9 @@
 
 /** `as` is the state that it looks like; `text` is what it says. */
 export function Word({ as, text, title }: { as: string; text: string; title?: string }) {
-  return <span class={`state ${as}`} title={title}>{text}</span>;
+  return (
+    <span class={`state ${as}`} title={title}>
+      {text}
+    </span>
+  );
 }
