@@ -32,18 +32,22 @@ interface Props<Row> {
 const ROW_PX = 36;
 const AROUND = 8;
 
-/** Return rows in the order that `sort` names: a column's key, with `-` before it downwards. */
+const order = (a: number | string, b: number | string): number =>
+  typeof a === "number" && typeof b === "number"
+    ? a - b
+    : String(a).localeCompare(String(b), "en", { numeric: true });
+
+/** Return rows in the order that `sort` names: a column's key, with `-` before it downwards. Rows
+ * that are equal there are in the order of the first column. */
 export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): Row[] {
   const down = sort.startsWith("-");
   const by = columns.find((column) => column.key === sort.replace(/^-/, ""))?.by;
   if (!by) return rows;
+  const first = columns[0]?.by ?? by;
   const keyed = rows.map((row): [number | string, Row] => [by(row), row]);
-  keyed.sort(([a], [b]) => {
-    const order =
-      typeof a === "number" && typeof b === "number"
-        ? a - b
-        : String(a).localeCompare(String(b), "en", { numeric: true });
-    return down ? -order : order;
+  keyed.sort(([a, one], [b, other]) => {
+    const found = order(a, b) || order(first(one), first(other));
+    return down ? -found : found;
   });
   return keyed.map(([, row]) => row);
 }
