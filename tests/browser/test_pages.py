@@ -159,6 +159,9 @@ def test_by_keyboard_alone(cluster: Embedded, page_as: PageAs) -> None:
 def test_a_node_is_drained_from_the_page(cluster: Embedded, page_as: PageAs) -> None:
     page = page_as("operator", "/cluster?node=node-2")
     page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
+    confirm = page.get_by_role("dialog", name=re.compile("^Drain"))
+    expect(confirm).to_contain_text("skep node drain node-2")
+    confirm.get_by_role("button", name="Drain", exact=True).click()
     nodes = {}
 
     def drained() -> bool:
@@ -167,6 +170,8 @@ def test_a_node_is_drained_from_the_page(cluster: Embedded, page_as: PageAs) -> 
 
     until(drained, "node-2 is drained")
     page.get_by_role("dialog").get_by_role("button", name="Undrain", exact=True).click()
+    confirm = page.get_by_role("dialog", name=re.compile("^Undrain"))
+    confirm.get_by_role("button", name="Undrain", exact=True).click()
     until(lambda: not drained(), "node-2 is up again")
     viewer = page_as("viewer", "/cluster?node=node-2")
     expect(

@@ -14,6 +14,7 @@ import pytest
 from skep.wire.changes import ASKS
 from skep_client import (
     AsyncClient,
+    BadCallError,
     ChangeFailedError,
     Client,
     ConflictError,
@@ -68,6 +69,24 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/vcs"): ("vcs",),
     ("GET", "/v1/vcs/{vc}/usage"): ("usage",),
     ("GET", "/v1/report"): ("report",),
+    ("GET", "/v1/state"): ("state",),
+    ("GET", "/v1/history"): ("history",),
+    ("GET", "/v1/jobs/{job}/links"): ("links",),
+    ("GET", "/v1/usage"): ("usages",),
+    ("GET", "/v1/fair"): ("fair",),
+    ("GET", "/v1/volumes"): ("volumes",),
+    ("GET", "/v1/windows"): ("windows",),
+    ("GET", "/v1/caches"): ("caches",),
+    ("DELETE", "/v1/caches/{node}/{key}"): ("remove_cache",),
+    ("GET", "/v1/notices"): ("notices",),
+    ("POST", "/v1/notices/test"): ("test_notice",),
+    ("GET", "/v1/blame"): ("blames",),
+    ("GET", "/v1/promises"): ("promises",),
+    ("GET", "/v1/trials"): ("trials",),
+    ("GET", "/v1/calibration"): ("calibration",),
+    ("GET", "/v1/models"): ("models",),
+    ("GET", "/v1/models/{model}"): ("models",),
+    ("GET", "/v1/limits"): ("limits",),
     ("GET", "/v1/whoami"): ("whoami",),
     ("GET", "/v1/health"): ("health",),
     ("GET", "/v1/cells"): ("get",),
@@ -79,24 +98,15 @@ WITHOUT = {
     "nodes": "nodes and servers join by commands",
     "secrets": "`skep secret` seals values, which must not come into a notebook",
     "GET /v1/jobs/{job}/events": "`events(job=...)` lists the same",
-    "GET /v1/usage": "`get`: for pictures of the whole cluster",
     "GET /v1/cells.svg": "a picture",
-    "GET /v1/fair": "`get`: for `skep fair`",
-    "GET /v1/windows": "`get`: for `skep reserve ls`",
-    "GET /v1/blame": "`get`: for `skep blame` of a virtual cluster",
-    "GET /v1/promises": "`get`: for `skep promises`",
-    "GET /v1/trials": "`get`: for `skep ledger`",
-    "GET /v1/calibration": "`get`: for `skep calibration`",
-    "GET /v1/models": "`get`: for `skep models`",
-    "GET /v1/models/{model}": "`get`: for `skep models`",
+    "GET /v1/jobs/{job}/rates": "`get`: for the page",
     "GET /v1/policies": "`get`: for the page; `skep policies` needs no cluster",
-    "GET /v1/limits": "`get`: for `skep doctor`",
-    "GET /v1/jobs/{job}/links": "`get`: for `skep show`",
-    "GET /v1/volumes": "`get`: for `skep volumes`",
-    "GET /v1/caches": "`get`: for `skep cache`",
-    "DELETE /v1/caches/{node}/{key}": "for `skep cache rm`",
-    "GET /v1/notices": "`get`: for `skep notify`",
-    "POST /v1/notices/test": "`skep notify test` tries a target",
+    "GET /v1/cluster-file": "for the page; `skep vc` has the file",
+    "POST /v1/cluster-file/check": "for the page; `skep vc check` does the same",
+    "GET /v1/state/changes": "for pages, which keep tables; `watch` yields events",
+    "GET /v1/templates": "`get`: for `skep template`",
+    "PUT /v1/templates/{vc}/{name}": "for `skep template set`",
+    "DELETE /v1/templates/{vc}/{name}": "for `skep template rm`",
     "GET /metrics": "for Prometheus",
     "GET /": "a page",
     "GET /v1/openapi.json": "the document itself",
@@ -165,12 +175,38 @@ def test_every_method_on_a_cluster(client: Client, tmp_path: Path) -> None:
     assert {one.node for one in used.nodes()} == {one.node for one in used.gpus()}
     assert used.get("/v1/cells")
     assert used.report("vc").report
+    assert used.state("jobs", vc="nlp").tables["jobs"].rows
+    assert used.history(1).rows
     assert used.whoami().operator
+    _lists(used)
     assert used.names == ON_CLUSTER
     of_a_session = {("GET", "/v1/jobs/{job}/terminal")}
     assert used.asked | of_a_session == set(METHODS)
     public = {name for name in dir(Client) if not name.startswith("_")}
     assert public == ON_CLUSTER | {"api", "close", "is_local"}
+
+
+def _lists(client: Client) -> None:
+    assert {one.vc for one in client.usages().vcs} == {"nlp", "vision"}
+    assert client.volumes(vc="nlp").volumes == []
+    assert client.windows().windows == []
+    assert {one["node"] for one in client.caches().nodes} == {one.node for one in client.nodes()}
+    with pytest.raises(NotFoundError):
+        client.remove_cache(client.nodes()[0].node, "0" * 32)
+    with pytest.raises(BadCallError, match="not a key: ''"):
+        client.remove_cache("node-1", "")
+    for ask in (client.notices, lambda: client.test_notice("chat", "nlp")):
+        with pytest.raises(ConflictError, match="no notifier answers"):
+            ask()
+    assert [one["vc"] for one in client.blames(vc="nlp").vcs] == ["nlp"]
+    assert client.promises(limit=1).promises == []
+    assert client.trials(vc="nlp", limit=1).total == 0
+    assert client.calibration(vc="nlp").left_out == 0
+    assert client.fair(vc="nlp").vcs == []
+    assert client.models().left_out == 0
+    with pytest.raises(NotFoundError):
+        client.models("nosuch")
+    assert client.limits().near == []
 
 
 def _jobs(client: Client, folder: Path) -> None:
@@ -202,6 +238,7 @@ def _jobs(client: Client, folder: Path) -> None:
     assert client.why(made).reasons[0].reason
     assert client.job(made).attempts[0].outcome == "succeeded"
     assert client.trace(made).trace_id
+    assert client.links(made).log
     assert client.curve(made).points == []
     with pytest.raises(ConflictError, match="has already ended") as ended:
         client.cancel(made)
