@@ -177,7 +177,7 @@ async def _in_browser(url: str, feed: Feed, given: argparse.Namespace) -> dict[s
 
 
 async def _first_view(browser: Any, url: str) -> dict[str, float]:
-    """Open the overview as somebody who was never here; return how long it took, and its bytes."""
+    """Open the overview in an empty browser; return how long it took, and its bytes."""
     context = await browser.new_context(viewport={"width": 1440, "height": 900})
     page = await context.new_page()
     session = await context.new_cdp_session(page)

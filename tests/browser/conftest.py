@@ -15,7 +15,7 @@ from tests import needs
 from tests.support.embedded import Embedded
 
 PEOPLE = {"vera": "viewer", "sam": "submitter", "mia": "manager"}
-"""Who has which role in the virtual cluster lab."""
+"""The people of the virtual cluster lab, and their roles."""
 NAMES = {role: person for person, role in PEOPLE.items()}
 CHROMIUM_OPTIONS = (
     "--no-sandbox",

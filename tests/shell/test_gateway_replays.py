@@ -109,8 +109,7 @@ async def test_a_replay_tells_how_far_it_is_and_what_came_of_it(
     "program, reason, text",
     [
         (FAILED, "nothing-to-replay", "no job has ended"),
-        # Another part of the process of the tests may have taken its exit status.
-        (DIES, "replay-failed", "and said no more"),
+        (DIES, "replay-failed", "its process ended with 3, and said no more"),
     ],
 )
 async def test_a_replay_without_an_outcome_says_why(

@@ -157,7 +157,7 @@ class Feed:
             self._looking.cancel()
 
     async def current(self) -> None:
-        """Return once the tables are there, and have what the fold had a moment ago."""
+        """Return once the tables are there, and have what the fold had at the call."""
         self._wanted_at = time.monotonic()
         self._wanted.set()
         if not self._filled or self._indexer.fold.news:
