@@ -46,6 +46,8 @@ LIMITS = {resource.RLIMIT_AS: 4 * GIB, resource.RLIMIT_CPU: 900}
 NICE = 19
 SPAN_S_MAX = 31 * 86_400
 VCS_MAX = 100
+ENDS_WITHIN_S = 5.0
+"""How long a process that has said all may take to end."""
 LINE_BYTES_MAX = 16 * MIB
 """An outcome is one line."""
 COMMAND = (sys.executable, "-m", "skep_services.gateway.replay_run")
@@ -261,9 +263,13 @@ class Replays:
             process.stdin.write(msgspec.json.encode(asked) + b"\n")
             async for line in process.stdout:
                 self._take(replay, msgspec.json.decode(line, type=Said))
+            # A signal at its end would take the place of its own exit status.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), ENDS_WITHIN_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
             code = await process.wait()
         if replay.state == RUNNING:
             text = f"its process ended with {code}, and said no more: the gateway's log has why"
