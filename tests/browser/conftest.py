@@ -27,7 +27,7 @@ WITHIN_MS = 20_000
 """Nothing here takes long unless something is wrong, or the machine is far too busy."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """Two nodes with four slots each; virtual clusters lab and other with four GPUs each."""
     cluster = Embedded(tmp_path_factory.mktemp("browser"))
@@ -64,7 +64,7 @@ def cluster(house: Embedded) -> Iterator[Embedded]:
         house.ended(job)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tokens(house: Embedded) -> dict[str, str]:
     """A token for each role in lab, and the operator's."""
     made = {
