@@ -29,6 +29,7 @@ DONE = READ + HALF + SAY.format(f"type='done', outcome={OUTCOME!r} | asked")
 FAILED = READ + SAY.format("type='failed', reason='nothing-to-replay', text='no job has ended'")
 WAITS = READ + HALF + "sys.stdin.read()"
 DIES = READ + "sys.exit(3)"
+MUMBLES = READ + "print('half of a li')"
 
 
 @pytest_asyncio.fixture
@@ -110,6 +111,7 @@ async def test_a_replay_tells_how_far_it_is_and_what_came_of_it(
     [
         (FAILED, "nothing-to-replay", "no job has ended"),
         (DIES, "replay-failed", "its process ended with 3, and said no more"),
+        (MUMBLES, "replay-failed", "what it said cannot be read"),
     ],
 )
 async def test_a_replay_without_an_outcome_says_why(
@@ -136,6 +138,19 @@ async def test_one_replay_runs_at_a_time_and_can_be_cancelled(
     assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled")
     again = await house.op.json("DELETE", "/v1/replays/r1", 409)
     assert error(again) == ("already-ended", "r1 is over already: cancelled")
+    await house.op.json("POST", "/v1/replays", 201, asked())
+
+
+async def test_one_that_is_cancelled_before_its_process_is_there_is_over_too(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", late)
+    await house.op.json("POST", "/v1/replays", 201, asked())
+    cancelled = await house.op.json("DELETE", "/v1/replays/r1", 200)
+    assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled")
     await house.op.json("POST", "/v1/replays", 201, asked())
 
 

@@ -51,6 +51,7 @@ ENDS_WITHIN_S = 5.0
 LINE_BYTES_MAX = 16 * MIB
 """An outcome is one line."""
 COMMAND = (sys.executable, "-m", "skep_services.gateway.replay_run")
+CUT = "it was cancelled, or its gateway ended"
 RUNNING, DONE, FAILED, CANCELLED = "running", "done", "failed", "cancelled"
 
 
@@ -159,6 +160,7 @@ class Replays:
             del self._kept[old]
         task = asyncio.create_task(self._run(replay), name=f"replay {replay.replay}")
         self._running = replay, task
+        task.add_done_callback(lambda ended: self._ended(replay, ended))
         return json_response(replay.row(), 201)
 
     async def show(self, request: web.Request) -> web.StreamResponse:
@@ -235,16 +237,27 @@ class Replays:
             text = f"it took longer than {TIME_S_MAX} s: ask for a shorter span"
             self._over(replay, FAILED, Reason.REPLAY_TOO_LARGE, text)
         except asyncio.CancelledError:
-            self._over(
-                replay, CANCELLED, Reason.CANCELLED, "it was cancelled, or its gateway ended"
-            )
+            self._over(replay, CANCELLED, Reason.CANCELLED, CUT)
             raise
         except OSError as error:
             self._over(replay, FAILED, Reason.REPLAY_FAILED, f"its process cannot be run: {error}")
         finally:
-            self._running = None
             log.info("replay", replay=replay.replay, state=replay.state, text=replay.text,
                      took_s=round(time.monotonic() - began, 1))  # fmt: skip
+
+    def _ended(self, replay: Replay, task: asyncio.Task[None]) -> None:
+        """Let the next one begin, and end a replay that was cut off before it could say so."""
+        self._running = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("replay", replay=replay.replay, error=repr(error))
+        if replay.state == RUNNING:
+            state, reason, text = (
+                (CANCELLED, Reason.CANCELLED, CUT)
+                if error is None
+                else (FAILED, Reason.REPLAY_FAILED, "what it said cannot be read")
+            )
+            self._over(replay, state, reason, text)
 
     async def _play(self, replay: Replay) -> None:
         chosen = {vc: (one.name, one.options) for vc, one in replay.policies.items()}
