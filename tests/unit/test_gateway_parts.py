@@ -349,6 +349,26 @@ async def test_delivery_waits_for_the_disk_when_too_much_is_unwritten(
 
 
 @pytest.mark.asyncio
+async def test_a_write_that_fails_for_a_request_ends_the_writing_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    indexer = Indexer(Model(tmp_path / "model.sqlite"), ManualClock(T0), Watch(), Hub(0), Spans())
+    await indexer.deliver(admin_message(1))
+    with monkeypatch.context() as broken:
+        broken.setattr(Model, "write", full)
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            await indexer.settle()
+    # The disk has room again, but what it did not take is missing: nothing later may be written.
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await indexer.run()
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await indexer.close()
+
+
+@pytest.mark.asyncio
 async def test_what_cannot_be_read_is_passed_over_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

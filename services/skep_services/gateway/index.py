@@ -14,6 +14,7 @@ twice. Nothing is acknowledged anywhere: the stored positions say where to go on
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,7 @@ class Indexer:
         self._tracer = tracer
         self._started_at = clock.now()
         self._spans: list[tuple[str, int, bytes]] = []
+        self._failed: sqlite3.Error | None = None
         self._dirty = asyncio.Event()
         self._written = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -218,8 +220,14 @@ class Indexer:
             await asyncio.sleep(min(max(pause_s, FLUSH_EVERY_S), FLUSH_PAUSE_S_MAX))
 
     async def flush(self) -> None:
-        """Write everything folded so far in one transaction, then show its events."""
+        """Write everything folded so far in one transaction, then show its events.
+
+        Raises:
+            sqlite3.Error: The disk fails, or failed before: what was not written then is missing.
+        """
         async with self._writing:
+            if self._failed is not None:
+                raise self._failed
             self._dirty.clear()
             changes = self.fold.take()
             self.waiting = 0
@@ -227,7 +235,13 @@ class Indexer:
             kept, blame = await self._keep()
             batch = self._batch(changes, spans, kept, blame)
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._writer, self.model.write, batch)
+            try:
+                await loop.run_in_executor(self._writer, self.model.write, batch)
+            except sqlite3.Error as error:
+                # A request may have asked for this write; `run` must hear of it too.
+                self._failed = error
+                self._dirty.set()
+                raise
             self._written.set()
             self.fold.forget()
             self._hub.show(batch.events)
