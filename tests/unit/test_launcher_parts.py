@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from skep_services.adapters.docker_account import Confined, confined, host_config, with_files
+from skep_services.agent import proc
 from skep_services.cli.checks import FAIL, OK, WARN
 from skep_services.cli.doctor_jobs import (
     check_environment,
@@ -21,6 +23,7 @@ from skep_services.cli.doctor_jobs import (
 )
 from skep_services.launcher import accounts, device_filter, folders, groups, plans, policy, unit
 from skep_services.launcher.accounts import Accounts, Refusal
+from skep_services.launcher.namespaces import Init, Namespaces
 from skep_services.launcher.policy import Policy, PolicyError
 from skep_services.launcher.scratch import Scratch
 from skep_services.ports import RunPlan
@@ -423,3 +426,21 @@ def test_scratch_is_bounded_by_bytes_and_by_files(tmp_path: Path) -> None:
     in_memory = Scratch(made(limits=limits, view={"tmp_in": "memory"}), str(tmp_path))
     assert all_overdrawn(in_memory, ("large", "small")) == [], "the kernel keeps it"
     assert in_memory.about().startswith("102400 bytes in memory, kept by the kernel; ")
+
+
+def test_a_namespace_that_is_told_to_end_is_no_jobs_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kill takes its time: an init that is still there would be given to the next run."""
+    ticks = proc.start_ticks(os.getpid())
+    assert ticks is not None
+    init, sent = Init(os.getpid(), ticks), []
+    monkeypatch.setattr(proc, "send", lambda one, number: sent.append((one.pid, number)))
+    one = Namespaces()
+    one.give("j1", init)
+    assert one.of("j1") == init
+    one.end(init)
+    assert sent == [(os.getpid(), signal.SIGKILL)]
+    assert (one.of("j1"), one.lives(init)) == (None, False)
+    one.keep({"j1": True})
+    assert not one.lives(init), "it is there still"

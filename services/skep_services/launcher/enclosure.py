@@ -283,6 +283,7 @@ class Apart(Enclosure):
             joins = self._groups.make(known.mark)
             self._groups.bound(known.mark, len(plan["device_nodes"]), numbers)
         except OthersError as error:
+            _close(namespace)
             text = (
                 f"job {plan['job']} has folders of account {error.owner} on this node, and this "
                 f"run is of account {account.uid}"
@@ -290,8 +291,7 @@ class Apart(Enclosure):
             said(f"refused: {plan['token']}: {text}")
             return NotStarted(text)
         except OSError as error:
-            if namespace >= 0:
-                os.close(namespace)
+            _close(namespace)
             return not_written(str(error.filename or self._folders.root), error)
         outcome = execute(
             Request(
@@ -309,8 +309,7 @@ class Apart(Enclosure):
             ),
             self._taken(known.mark),
         )
-        if namespace >= 0:
-            os.close(namespace)
+        _close(namespace)
         if isinstance(outcome, NotStarted):
             said(f"not started: {plan['token']}: {outcome.detail}")
         return outcome
@@ -355,8 +354,7 @@ class Apart(Enclosure):
                 )
             )
         finally:
-            if namespace >= 0:
-                os.close(namespace)
+            _close(namespace)
         return outcome
 
     def prepare_container(self, plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -616,6 +614,11 @@ class Apart(Enclosure):
 def refusal(why: NotStarted) -> dict[str, Any]:
     """Return the answer that something is not started."""
     return {"not_started": why.detail, **({"fault": "node"} if why.of_node else {})}
+
+
+def _close(namespace: int) -> None:
+    if namespace >= 0:
+        os.close(namespace)
 
 
 def said(text: str) -> None:

@@ -42,6 +42,8 @@ class Namespaces:
         self._inits: dict[str, Init] = {}
         self._waiting: dict[Init, int] = {}
         """What keeps an init alive that no run is on record for: it ends with the launcher."""
+        self._killed: set[Init] = set()
+        """Inits that are told to end: for a moment they are there still."""
 
     def make(self, helpers: dict[int, bool], fork: Callable[[], T]) -> tuple[Init, T]:
         """Return the init of a new namespace, and what `fork` returns, whose children are in it.
@@ -65,8 +67,7 @@ class Namespaces:
 
     def lives(self, init: Init) -> bool:
         """Return whether a namespace has not ended."""
-        one = proc.process(init.pid)
-        return one is not None and one.ticks == init.ticks
+        return init not in self._killed and _is_there(init)
 
     def open(self, init: Init) -> int:
         """Return a descriptor of a namespace, whose init outlives this process from now on.
@@ -92,6 +93,7 @@ class Namespaces:
 
     def keep(self, jobs: Mapping[str, object]) -> None:
         """End every namespace of a job but those of these."""
+        self._killed = {init for init in self._killed if _is_there(init)}
         for job in [job for job in self._inits if job not in jobs]:
             self.end(self._inits.pop(job))
 
@@ -102,7 +104,14 @@ class Namespaces:
             os.close(waits)
         one = proc.process(init.pid)
         if one is not None and one.ticks == init.ticks:
+            self._killed.add(init)
             proc.send(one, signal.SIGKILL)
+
+
+def _is_there(init: Init) -> bool:
+    """Return whether a process has not ended."""
+    one = proc.process(init.pid)
+    return one is not None and one.ticks == init.ticks
 
 
 def _made(fork: Callable[[], T]) -> tuple[Init, int, T]:
