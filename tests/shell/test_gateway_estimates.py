@@ -83,6 +83,7 @@ async def test_a_running_job_ends_by_its_rate_and_the_next_starts_then(house: Ho
     now = house.cluster.clock.now()
     told_rates = codec.encode(Rates(at=now, jobs=(rate,)))
     await house.bus.send(subjects.finding("rates"), told_rates, {})
+    jobs: dict[str, Any] = {}
     runs = waits = unknown = None
     # Estimates that were made a moment before are shown until they may take time again.
     async with asyncio.timeout(DEADLINE_S):
