@@ -123,7 +123,7 @@ PROBES: Mapping[str, Callable[[], str]] = {
     "ldap3": lambda: "" if importlib.util.find_spec("ldap3") else "ldap3 is not installed",
     "textual": lambda: _module("textual", "Textual (the extra tui)"),
     "playwright": lambda: _module("playwright", "Playwright (the extra browser)"),
-    "nbclient": lambda: _module("nbclient", "nbclient (the extra notebook)"),
+    "nbclient": lambda: _module("nbclient", "nbclient and ipykernel (the extra dev)"),
     "data": _data,
     "gpu": _gpu,
 }

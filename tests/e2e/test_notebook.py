@@ -221,7 +221,7 @@ def test_a_cell_runs_as_a_job(
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.needs("nbclient")
 def test_the_notebook_of_cells_runs_in_a_kernel(
     cluster: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
