@@ -232,7 +232,7 @@ def test_the_notebook_of_cells_runs_in_a_kernel(
     monkeypatch.setenv("SKEP_HOME", str(cluster.home))
     monkeypatch.setenv("SKEP_VC", "nlp")
     monkeypatch.delenv("SKEP_API", raising=False)
-    book = nbformat.read(CELLS, as_version=4)
+    book = nbformat.read(CELLS, as_version=4)  # type: ignore[no-untyped-call, unused-ignore]
     assert all(cell["outputs"] == [] for cell in book.cells if cell["cell_type"] == "code")
     place = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(book, timeout=DEADLINE_S, kernel_name="python3", resources=place).execute()
