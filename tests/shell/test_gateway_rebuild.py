@@ -119,7 +119,7 @@ async def test_a_bus_that_was_set_back_wins_over_the_view(house: House) -> None:
     assert len((await house.op.get("/v1/nodes"))["nodes"]) == 2
 
 
-async def test_a_disk_that_fails_ends_the_gateway(
+async def test_a_disk_that_fails_ends_the_gateway_and_the_next_one_has_all(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: object) -> None:
@@ -131,7 +131,12 @@ async def test_a_disk_that_fails_ends_the_gateway(
         async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 await house.serving
-    assert (await house.op.get("/v1/health"))["services"]
+        assert (await house.op.get("/v1/health"))["services"]
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        await house.stop()
+    await house.start()
+    await house.caught_up()
+    assert [one["vc"] for one in (await house.op.get("/v1/vcs"))["vcs"]] == ["nlp"]
 
 
 async def test_a_listing_of_thousands_of_jobs_reads_them_once(house: House) -> None:
