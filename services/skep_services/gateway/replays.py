@@ -13,7 +13,6 @@ import contextlib
 import os
 import resource
 import sys
-import time
 from typing import Annotated, Any
 
 import msgspec
@@ -51,7 +50,6 @@ ENDS_WITHIN_S = 5.0
 LINE_BYTES_MAX = 16 * MIB
 """An outcome is one line."""
 COMMAND = (sys.executable, "-m", "skep_services.gateway.replay_run")
-CUT = "it was cancelled, or its gateway ended"
 RUNNING, DONE, FAILED, CANCELLED = "running", "done", "failed", "cancelled"
 
 
@@ -229,34 +227,31 @@ class Replays:
     # --- running ---------------------------------------------------------------------------------
 
     async def _run(self, replay: Replay) -> None:
-        began = time.monotonic()
         try:
             async with asyncio.timeout(TIME_S_MAX):
                 await self._play(replay)
         except TimeoutError:
             text = f"it took longer than {TIME_S_MAX} s: ask for a shorter span"
             self._over(replay, FAILED, Reason.REPLAY_TOO_LARGE, text)
-        except asyncio.CancelledError:
-            self._over(replay, CANCELLED, Reason.CANCELLED, CUT)
-            raise
         except OSError as error:
             self._over(replay, FAILED, Reason.REPLAY_FAILED, f"its process cannot be run: {error}")
-        finally:
-            log.info("replay", replay=replay.replay, state=replay.state, text=replay.text,
-                     took_s=round(time.monotonic() - began, 1))  # fmt: skip
 
     def _ended(self, replay: Replay, task: asyncio.Task[None]) -> None:
-        """Let the next one begin, and end a replay that was cut off before it could say so."""
+        """Let the next replay begin, and note the end of one that was cut off."""
         self._running = None
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
+        if task.cancelled():
+            text = "it was cancelled, or its gateway ended"
+            self._cut(replay, CANCELLED, Reason.CANCELLED, text)
+        elif (error := task.exception()) is not None:
             log.error("replay", replay=replay.replay, error=repr(error))
+            text = "what it said cannot be read: the gateway's log has why"
+            self._cut(replay, FAILED, Reason.REPLAY_FAILED, text)
+        took_ns = (replay.ended_at or replay.begun_at) - replay.begun_at
+        log.info("replay", replay=replay.replay, state=replay.state, text=replay.text,
+                 took_s=round(took_ns / NS_PER_SECOND, 1))  # fmt: skip
+
+    def _cut(self, replay: Replay, state: str, reason: str, text: str) -> None:
         if replay.state == RUNNING:
-            state, reason, text = (
-                (CANCELLED, Reason.CANCELLED, CUT)
-                if error is None
-                else (FAILED, Reason.REPLAY_FAILED, "what it said cannot be read")
-            )
             self._over(replay, state, reason, text)
 
     async def _play(self, replay: Replay) -> None:
