@@ -6,7 +6,7 @@ import { ActionButtons, AskDialog, type Ask, asksFor } from "../parts/actions";
 import { At, Bar, Command, Empty, State } from "../parts/basics";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { count, length, many, now, rate } from "../format";
-import { jobs, vcs } from "../live";
+import { jobs, standing, vcs } from "../live";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
 import { me } from "../session";
@@ -31,7 +31,7 @@ export const COLUMNS: Column<Job>[] = [
     title: "Job",
     width: "minmax(64px, .7fr)",
     cell: (row) => row.task || row.job,
-    by: (row) => row.job,
+    by: (row) => Number(row.job.slice(1)) || 0,
   },
   {
     key: "name",
@@ -188,13 +188,25 @@ export function chosenRows(all: Job[], asked: URLSearchParams, person: string): 
     if (vc && row.vc !== vc) return false;
     if (owner && row.owner !== owner) return false;
     if (!words.length) return true;
+    const text = textOf(row);
+    return words.every((word) => text.includes(word));
+  });
+}
+
+/** What is searched of rows: made once, as a row that changes is another one. */
+const searched = new WeakMap<Job, string>();
+
+function textOf(row: Job): string {
+  let text = searched.get(row);
+  if (text === undefined) {
     const labels = Object.entries(row.labels)
       .map(([name, value]) => `${name}=${value}`)
       .join(" ");
-    const text =
+    text =
       `${row.job} ${row.task} ${row.name} ${row.vc} ${row.owner} ${row.place} ${row.text} ${labels}`.toLowerCase();
-    return words.every((word) => text.includes(word));
-  });
+    searched.set(row, text);
+  }
+  return text;
 }
 
 /** Return the columns in which some job has something: owners and progress are not everywhere. */
@@ -353,6 +365,7 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
 }
 
 function Nothing({ asked }: { asked: URLSearchParams }) {
+  if (standing.value === "loading") return <Empty>Loading …</Empty>;
   if (jobs.rows.size && [...asked.keys()].length) {
     return (
       <Empty>

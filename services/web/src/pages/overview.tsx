@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { answered, api } from "../api";
 import { count, length, many, NS, percent } from "../format";
-import { alerts, jobs, totals } from "../live";
+import { alerts, jobs, standing, totals } from "../live";
 import { At, Card, Empty, State } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import type { Alert, Job } from "../rows";
@@ -124,7 +124,13 @@ function Waiting() {
       title="Who waits, and why"
       aside={all.length > 0 && <a href="/jobs?state=queued">all {count(all.length)}</a>}
     >
-      {!all.length && <Empty>No job waits: the next one starts as soon as it is submitted.</Empty>}
+      {!all.length && (
+        <Empty>
+          {standing.value === "loading"
+            ? "Loading …"
+            : "No job waits: the next one starts as soon as it is submitted."}
+        </Empty>
+      )}
       <ul class="list">
         {all.slice(0, WAITING_SHOWN).map((row) => (
           <li key={row.job}>
