@@ -26,7 +26,6 @@ from skep.wire.cluster import FairShare, PersonLimits, Template, VirtualCluster
 from skep.wire.estimates import EstimateJudged, Outcome
 from skep.wire.facts import EpochBegan, JobBound, JobStopping
 from skep.wire.findings import JobRate, Measured, Rates
-from skep.wire.following import StageSet
 from skep.wire.node import Outcome as Exit
 from skep.wire.profile import ProfileMeasured
 from skep.wire.reasons import Reason
@@ -289,27 +288,6 @@ class Busy(Feed):
                     )
                 )
         facts.extend(_judged(number, now, rng) for number in range(400))
-        for vc, model, stage, why in (
-            ("vision", "a3" * 32, "switchback", Reason.SHADOW_PASSED),
-            ("speech", "7c" * 32, "shadow", Reason.STAGE_SHADOW),
-        ):
-            facts.append(
-                StageSet(
-                    vc=vc,
-                    model=model,
-                    stage=stage,
-                    why=why,
-                    at=Instant(now - 20 * HOUR),
-                    decisions=4_210,
-                    agreed_milli=871,
-                    pairs=212,
-                    gain_milli=64,
-                    low_milli=11,
-                    high_milli=118,
-                    named_at=Instant(now - 60 * HOUR),
-                    spent=-5 * HOUR,
-                )
-            )
         self.tell(subjects.PROFILE_FACTS, facts)
 
     def _tell_trials(self) -> None:

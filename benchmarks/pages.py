@@ -24,6 +24,7 @@ import struct
 import sys
 import tempfile
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,19 +205,30 @@ class Page:
         self.frame_ms: list[float] = []
 
     async def read(self, port: int) -> None:
-        """Read until cancelled."""
+        """Read until cancelled, compressed as browsers do."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
         writer.write(
-            b"GET /v1/state/changes HTTP/1.1\r\nHost: bench\r\n"
+            b"GET /v1/state/changes HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\n"
             b"Authorization: Bearer %b\r\n\r\n" % OPERATOR.encode()
         )
-        while self._notes:
-            line = await reader.readline()
-            self.bytes += len(line)
-            if line.startswith(b"data: "):
-                self._note(json.loads(line[6:]))
+        if self._notes:
+            await self._look(reader)
         while data := await reader.read(2**16):
             self.bytes += len(data)
+
+    async def _look(self, reader: asyncio.StreamReader) -> None:
+        """Look into every frame, chunk by chunk."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        packed, rest = b"Content-Encoding: gzip" in head, b""
+        plain = zlib.decompressobj(wbits=31)
+        while size := int(await reader.readline(), 16):
+            data = await reader.readexactly(size)
+            await reader.readexactly(2)
+            self.bytes += size
+            *lines, rest = (rest + (plain.decompress(data) if packed else data)).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: "):
+                    self._note(json.loads(line[6:]))
 
     def _note(self, data: Any) -> None:
         now, sent_at = time.perf_counter_ns(), self._feed.sent_at

@@ -12,7 +12,7 @@ from skep.units import seconds
 from skep.wire import codec
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
-from skep_services.gateway.api import ApiError, caller_of, number, raw_response
+from skep_services.gateway.api import ApiError, caller_of, number, raw_response, takes_gzip
 from skep_services.gateway.callers import Only
 from skep_services.gateway.columns import HISTORY, TABLES
 from skep_services.gateway.feed import MEMBER, Cursor, Feed, Frame, Gzip, cursor_of
@@ -61,7 +61,7 @@ class StateViews:
         """
         only, tables = tenants(request), _tables(request)
         await self._feed.current()
-        packed = _takes_gzip(request.headers.get("Accept-Encoding", ""))
+        packed = takes_gzip(request)
         response = raw_response(await self._feed.listing(only, tables, packed=packed))
         if packed:
             response.headers["Content-Encoding"] = "gzip"
@@ -159,7 +159,7 @@ class Reader:
         self.response = streaming("text/event-stream")
         self._request = request
         self._gzip: Gzip | None = None
-        if _takes_gzip(request.headers.get("Accept-Encoding", "")):
+        if takes_gzip(request):
             self._gzip = Gzip()
             self.response.headers["Content-Encoding"] = "gzip"
         self.response.headers["Vary"] = "Accept-Encoding"
@@ -234,12 +234,3 @@ def _since(request: web.Request) -> Cursor | None:
         text = f"`since` is a cursor of /v1/state, such as 5f3a-17, not {text[:40]!r}"
         raise ApiError(400, Reason.BAD_VALUE, text)
     return cursor
-
-
-def _takes_gzip(accepted: str) -> bool:
-    """Return whether a client reads gzip, by its Accept-Encoding."""
-    for each in accepted.split(","):
-        name, _, weight = each.partition(";")
-        if name.strip().lower() in ("gzip", "*"):
-            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False

@@ -1,9 +1,9 @@
 // The cells: from a chain down to one GPU, with who owns them, who uses them, and who would leave.
 
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 
 import { answered, api } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew } from "../asking";
 import {
   type Cell,
   type Chain,
@@ -31,22 +31,10 @@ const DRAWN_MAX = 64;
 const IN_ROW = 8;
 const HEAD_PX = 52;
 const ROW_PX = 27;
-/** The tree is asked for anew at most so often while GPUs come and go, and so many times less often
- * than it takes to get it: that of a large cluster is a whole answer each time. */
-const ANEW_MS = 1000;
-const ANEW_TIMES = 20;
-
 /** The part of the tree that the address names. */
 export function CellsView({ windows }: { windows: Window[] }) {
-  const took = useRef(0);
-  const every = Math.max(ANEW_MS, ANEW_TIMES * took.current);
-  const changes = useSettled(gpus.version.value + vcs.version.value, every);
-  const { value, problem } = useAsked(async () => {
-    const began = performance.now();
-    const told = await answered(api.GET("/v1/cells"));
-    took.current = performance.now() - began;
-    return told;
-  }, [changes]);
+  const version = gpus.version.value + vcs.version.value;
+  const { value, problem } = useAnew(() => answered(api.GET("/v1/cells")), version, []);
   const chains = (value?.chains ?? []) as Chain[];
   const find = query.value.get("find");
   useEffect(() => {
@@ -221,7 +209,7 @@ function focused(chain: Chain, path: Cell[], windows: Window[]) {
 }
 
 function heightOf(cell: Cell): number {
-  if (cell.gpus > DRAWN_MAX) return HEAD_PX + 46;
+  if (cell.gpus > DRAWN_MAX) return HEAD_PX + 68;
   if (cell.gpus === 1) return 74;
   return HEAD_PX + ROW_PX * Math.ceil(cell.gpus / IN_ROW);
 }

@@ -124,7 +124,7 @@ function Holders({ jobs: all }: { jobs: Holder[] }) {
                 <VcName vc={one.vc} />
               </td>
               <td class="right">{one.gpus}</td>
-              <td>{one.borrowed ? "borrowed" : "its own cells"}</td>
+              <td>{one.borrowed ? "borrowed" : "own cell"}</td>
             </tr>
           ))}
         </tbody>

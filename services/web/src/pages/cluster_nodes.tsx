@@ -110,7 +110,7 @@ function Legend({ by }: { by: string }) {
       {by === "" && (
         <span>
           <i class="gpu held" />
-          held
+          held, with the number of the job
         </span>
       )}
       {by === "vc" && <VcLegend />}
@@ -226,5 +226,7 @@ function look(gpu: Gpu, by: string): [string, string] {
       String(Math.round(use / 10)),
     ];
   }
-  return ["held", gpu.job ?? ""];
+  // There is room for five figures, and none for the letter before them.
+  const number = (gpu.job ?? "").replace(/^j/, "");
+  return [number.length > 4 ? "held long" : "held", number];
 }

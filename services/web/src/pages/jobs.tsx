@@ -36,7 +36,7 @@ export const COLUMNS: Column<Job>[] = [
   {
     key: "name",
     title: "Name",
-    width: "minmax(90px, 2fr)",
+    width: "minmax(90px, 3fr)",
     cell: (row) => <span title={row.name}>{row.name}</span>,
     by: (row) => row.name,
   },
@@ -78,12 +78,12 @@ export const COLUMNS: Column<Job>[] = [
     width: "minmax(80px, 1.1fr)",
     cell: (row) => <span title={row.place}>{row.place}</span>,
     by: (row) => row.place,
-    from: 900,
+    from: 1300,
   },
   {
     key: "progress",
     title: "Progress",
-    width: "110px",
+    width: "84px",
     cell: (row) => <Progress row={row} />,
     by: (row) => row.progress ?? -1,
     from: 800,
@@ -95,7 +95,7 @@ export const COLUMNS: Column<Job>[] = [
     right: true,
     cell: (row) => rate(row.rate_milli),
     by: (row) => row.rate_milli ?? -1,
-    from: 1100,
+    from: 1200,
   },
   {
     key: "ends",
@@ -118,7 +118,7 @@ export const COLUMNS: Column<Job>[] = [
   {
     key: "why",
     title: "Why",
-    width: "minmax(120px, 2.6fr)",
+    width: "minmax(120px, 3fr)",
     cell: (row) => <Why row={row} />,
     by: (row) => row.why ?? "",
     from: 1000,
@@ -151,18 +151,19 @@ function Progress({ row }: { row: Job }) {
       />
     );
   }
+  if (!row.started_at) return null;
   if (row.progress === null || !row.total_steps) return row.steps ? <>{count(row.steps)}</> : null;
   const text = `${count(row.steps)} of ${count(row.total_steps)} mini-batches`;
   return <Bar label={text} parts={[["", row.progress / 1000]]} />;
 }
 
 function Ends({ row }: { row: Job }) {
-  if (row.ended_at) return <At at={row.ended_at} />;
+  if (row.ended_at) return <At at={row.ended_at} distance />;
   if (!row.end) return null;
   const [p10, p50, p90] = row.end;
   return (
     <span title={`eight times in ten within ${length(p90 - p10)}`}>
-      ~<At at={p50} />
+      ~<At at={p50} distance />
     </span>
   );
 }
