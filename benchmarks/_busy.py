@@ -70,9 +70,8 @@ BAD = {3: (0,), 90: (2, 3), 311: (7,), 800: (0, 1, 2, 3, 4, 5, 6, 7)}
 def tenants(per_rack: int) -> dict[str, VirtualCluster]:
     """Return four tenants that own the cluster together, and one that borrows."""
     owned = dict(zip(VCS, all_levels(per_rack).values(), strict=True))
-    owned["speech"] = msgspec.structs.replace(
-        owned["speech"],
-        weight=2.0,
+    guests = VirtualCluster(
+        weight=0.5,
         fair_share=FairShare(half_life=86_400, weights={"ada": 2.0}),
         limits=PersonLimits(running=2_000, gpus=3_000),
         priorities={"submitter": 50, "manager": 100},
@@ -80,11 +79,11 @@ def tenants(per_rack: int) -> dict[str, VirtualCluster]:
             "finetune": Template(
                 spec={"resources": {"gpus": 8}, "labels": {"kind": "finetune"}},
                 fixed=("resources.gpus",),
-                about="Fine-tunes a speech model on a whole node.",
+                about="Fine-tunes a model on a whole node.",
             )
         },
     )
-    return {**owned, GUESTS: VirtualCluster(weight=0.5)}
+    return {**owned, GUESTS: guests}
 
 
 class Busy(Feed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks._busy import VCS, Busy
+from benchmarks._busy import GUESTS, VCS, Busy
 from benchmarks._sample import say
 from benchmarks.pages import OPERATOR
 
@@ -44,10 +44,10 @@ PAGES = {
     "tenants": "/tenants",
     "tenants-file": "/tenants?tab=file",
     "tenant": f"/tenants/{VCS[1]}",
-    "tenant-people": f"/tenants/{VCS[1]}?tab=people",
+    "tenant-people": f"/tenants/{GUESTS}?tab=people",
     "tenant-accounts": f"/tenants/{VCS[1]}?tab=accounts",
     "tenant-promises": f"/tenants/{VCS[1]}?tab=promises",
-    "tenant-settings": f"/tenants/{VCS[1]}?tab=settings",
+    "tenant-settings": f"/tenants/{GUESTS}?tab=settings",
     "searches": "/searches?state=all",
     "search-rungs": "/searches/s1",
     "search-many": "/searches/s2",
