@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.cells import all_levels
 from benchmarks.pages import SEND, STORE, Feed
 from skep.machines.base import Effect, Record
-from skep.units import Instant, seconds
+from skep.units import Duration, Instant, seconds
 from skep.wire import codec, subjects
 from skep.wire.admin import DrainNode, QuarantineGpu
 from skep.wire.bearing import RULES
@@ -91,7 +91,7 @@ class Busy(Feed):
 
     def __init__(self, nodes: int) -> None:
         """Begin a day ago with all nodes there."""
-        self._behind = DAY
+        self._behind: int = DAY
         self._chains = {
             subject: Chain(subject, EpochBegan)
             for subject in (subjects.SEARCH_FACTS, subjects.PROFILE_FACTS)
@@ -224,7 +224,7 @@ class Busy(Feed):
             self.searches.append(search)
             spec = _search(name, VCS[number % 4], method, trials)
             facts: list[Any] = [SearchBegan(search=search, spec=spec, at=began, owner="ada1")]
-            best = (math.inf, 0, {}, 0)
+            best: tuple[float, int, dict[str, Any], int] = (math.inf, 0, {}, 0)
             for trial in range(1, trials + 1):
                 job = running[(trial * 7 + number) % len(running)].job if running else "j1"
                 params = {
@@ -444,7 +444,15 @@ def _judged(number: int, now: Instant, rng: random.Random) -> EstimateJudged:
     p10, p90 = int(p50 * 0.7), int(p50 * 1.4)
     rank = min(999, max(0, int(500 + 1_000 * (took - p50) / (p90 - p10) * 0.8)))
     outcomes = tuple(
-        Outcome(what=what, p10=p10, p50=p50, p90=p90, took=took, held=p10 <= took <= p90, rank=rank)
+        Outcome(
+            what=what,
+            p10=Duration(p10),
+            p50=Duration(p50),
+            p90=Duration(p90),
+            took=Duration(took),
+            held=p10 <= took <= p90,
+            rank=rank,
+        )
         for what in ("start", "declared-time")
     )
     return EstimateJudged(
@@ -458,6 +466,6 @@ def _judged(number: int, now: Instant, rng: random.Random) -> EstimateJudged:
         nodes=1,
         outcomes=outcomes,
         mini_batches=10_000,
-        ran=took,
-        declared=p50,
+        ran=Duration(took),
+        declared=Duration(p50),
     )

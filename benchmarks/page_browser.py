@@ -296,14 +296,14 @@ class Meter:
     async def timed(self, act: list[Any]) -> Took:
         """Do something as a person does it."""
         before = await self.work_ms()
-        ms = await self._page.evaluate(TIMED, act)
+        ms = float(await self._page.evaluate(TIMED, act))
         return Took(ms, await self.work_ms() - before)
 
     async def heap_mb(self) -> float:
         """Return what the scripts keep, after a collection."""
         await self._session.send("HeapProfiler.collectGarbage")
         usage = await self._session.send("Runtime.getHeapUsage")
-        return round(usage["usedSize"] / 1e6, 1)
+        return round(float(usage["usedSize"]) / 1e6, 1)
 
 
 async def _go(page: Any, path: str, there: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -85,8 +86,10 @@ class StateViews:
             try:
                 await self._feed.current()
                 reader = Reader(request)
-                await reader.begin()
-                await self._watch(reader, only, tables, since)
+                # A page that was closed is no error.
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.begin()
+                    await self._watch(reader, only, tables, since)
             finally:
                 self._feed.readers -= 1
         return reader.response
