@@ -291,7 +291,7 @@ class Busy(Feed):
 
     def _tell_trials(self) -> None:
         rng, now, running = self.rng, self.clock(), list(self.running)
-        for number in range(1, min(TRIALS + 1, len(running))):
+        for number in range(1, min(TRIALS + 1, len(running) // 2)):
             fact, other = running[number], running[-number]
             at = Instant(now - DAY + DAY * number // TRIALS)
             kind = list(Kind)[number % 3]

@@ -4,9 +4,9 @@
 
 The gateway is that of `python -m benchmarks pages`, its cluster that of `benchmarks/_busy.py`; the
 browser is Chromium without a window. `first_view` is from the request for the document until the
-overview has its numbers, and what came over the wire until then. `shown_ms` is from the instant of
-a fact (a job was submitted) until a frame with its row was drawn. `interaction_ms` is from an input
-until the next frame after the page has done its work, and `work_ms` the processor time that this
+overview has its numbers, and what came over the wire until then (`all_bytes`: until all jobs, nodes
+and GPUs are listed). `shown_ms` is from the instant of a fact (a job was submitted) until a frame
+with its row was drawn. `interaction_ms` is from an input until the next frame after the page has done its work, and `work_ms` the processor time that this
 took of the page's main thread, which other work on the machine does not lengthen. `opened_ms` is
 from a click until what was opened is there, with all that was asked for it. `memory_mb` is what the
 scripts keep, after a collection, with all jobs listed, and `stays_mb` after all pages were looked at.
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks._busy import Busy
-from benchmarks._page_pictures import take
+from benchmarks._page_pictures import UNTIL, take
 from benchmarks._sample import percentiles, say
 from benchmarks.pages import OPERATOR, STORE, go_on
 from skep.wire import subjects
@@ -62,6 +62,23 @@ TIMED = f"""async ([what, given]) => {{
   await {DRAWN};
   return performance.now() - began;
 }}"""
+FIRST = """new MutationObserver((_, observer) => {
+  if (!document.querySelector("a.tile b")) return;
+  observer.disconnect();
+  requestAnimationFrame(() => setTimeout(() => { window.tilesAt = performance.now(); }));
+}).observe(document, { childList: true, subtree: true });"""
+"""Notes when a frame with the numbers of the overview was drawn."""
+LISTED = "performance.getEntriesByType('resource').some((one) => /tables=jobs/.test(one.name))"
+VIEWED = """() => {
+  const all = [...performance.getEntriesByType("navigation"),
+    ...performance.getEntriesByType("resource")];
+  const sum = (some) => some.reduce((bytes, one) => bytes + one.transferSize, 0);
+  return {
+    ms: window.tilesAt,
+    bytes: sum(all.filter((one) => one.responseEnd <= window.tilesAt)),
+    all_bytes: sum(all),
+  };
+}"""
 SHOWN = """(ms) => new Promise((done) => {
   const seen = {}, until = performance.now() + ms;
   let first = true;
@@ -230,6 +247,7 @@ async def _measured(
     views: dict[str, Any] = {
         "ms": percentiles([one["ms"] for one in first], 1),
         "bytes": max(one["bytes"] for one in first),
+        "all_bytes": max(one["all_bytes"] for one in first),
     }
     took_ms = {name: percentiles([one.ms for one in all_], 1) for name, all_ in acts.items()}
     shown_ms = percentiles(shown, 1)
@@ -344,14 +362,9 @@ async def _first_view(browser: Any, url: str) -> dict[str, float]:
     context = await browser.new_context(viewport=WINDOW)
     page = await context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
-    session = await context.new_cdp_session(page)
-    await session.send("Network.enable")
-    sizes: list[float] = []
-    session.on("Network.loadingFinished", lambda told: sizes.append(told["encodedDataLength"]))
-    began = time.perf_counter()
+    await page.add_init_script(FIRST)
     await page.goto(f"{url}/#token={OPERATOR}", wait_until="commit")
-    await page.wait_for_selector("a.tile b")
-    took_ms = (time.perf_counter() - began) * 1000
-    told = {"ms": took_ms, "bytes": sum(sizes)}
+    await page.evaluate(UNTIL.format(f"window.tilesAt && {LISTED}"))
+    told: dict[str, float] = await page.evaluate(VIEWED)
     await context.close()
     return told
