@@ -1,7 +1,7 @@
 """A cluster that has been busy for a day, for the page in a browser: what a person would see there.
 
-The allocator decides all of its own facts: 1,000 nodes of four tenants, a fifth that borrows, gangs,
-quarantined GPUs, drained and silent nodes, windows. What other services would have said is made up:
+The allocator decides its own facts: nodes of four tenants, a fifth that borrows, gangs, quarantined
+GPUs, drained and silent nodes, windows. What other services would have said is made up:
 searches, outcomes of estimates, profiles, curves of losses, trials.
 """
 
@@ -129,7 +129,7 @@ class Busy(Feed):
         """Return the next job: mostly small ones, now and then a gang, or one that borrows."""
         rng = self.rng
         guest = rng.random() < 0.05
-        # Gangs come early: one that waits is tried anew at every turn, which takes the allocator's time.
+        # Gangs come early: one that waits is tried anew at every turn, which takes time.
         sizes = SIZES if self.jobs < GANGS_UNTIL and not guest else SIZES[:2]
         workers, gpus = rng.choices(sizes, (150, 8, 4, 3, 1, 0.2)[: len(sizes)])[0]
         model = rng.choice(MODELS)

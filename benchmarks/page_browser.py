@@ -9,7 +9,7 @@ and GPUs are listed). `shown_ms` is from the instant of a fact (a job was submit
 with its row was drawn. `interaction_ms` is from an input until the next frame after the page has done its work, and `work_ms` the processor time that this
 took of the page's main thread, which other work on the machine does not lengthen. `opened_ms` is
 from a click until what was opened is there, with all that was asked for it. `memory_mb` is what the
-scripts keep, after a collection, with all jobs listed, and `stays_mb` after all pages were looked at.
+scripts keep, after a collection, with all jobs listed, and `stays_mb` after a look at all pages.
 `open_pages` are pages that nobody touches: the requests that each makes besides its stream and the
 bytes that come, a second, and how much of a processor it uses. Progress is on standard error.
 `--pictures` takes every page and tab at 1440, 1024 and 390 pixels, light and dark.

@@ -344,7 +344,7 @@ async def go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
             feed.heartbeats()
         pipe.write(b"".join(feed.taken()))
         await pipe.drain()
-        # What cannot be kept up with is left out: a browser that is driven from here needs its turns.
+        # What cannot be kept up with is left out: a browser that is driven here needs its turns.
         at = max(at + turn_s, time.monotonic())
         await asyncio.sleep(max(TURN_S_MIN, at - time.monotonic()))
 
