@@ -2,16 +2,17 @@
 
     python -m benchmarks page_browser [--jobs 10000] [--nodes 1000] [--facts 100] [--pictures DIR]
 
-The gateway is that of `python -m benchmarks pages`, its cluster that of `benchmarks/_busy.py`; the
-browser is Chromium without a window. `first_view` is from the request for the document until the
-overview has its numbers, and what came over the wire until then (`all_bytes`: until all jobs, nodes
-and GPUs are listed). `shown_ms` is from the instant of a fact (a job was submitted) until a frame
-with its row was drawn. `interaction_ms` is from an input until the next frame after the page has done its work, and `work_ms` the processor time that this
-took of the page's main thread, which other work on the machine does not lengthen. `opened_ms` is
-from a click until what was opened is there, with all that was asked for it. `memory_mb` is what the
-scripts keep, after a collection, with all jobs listed, and `stays_mb` after a look at all pages.
-`open_pages` are pages that nobody touches: the requests that each makes besides its stream and the
-bytes that come, a second, and how much of a processor it uses. Progress is on standard error.
+The gateway is that of `python -m benchmarks pages`, its cluster that of `benchmarks/_busy.py`;
+the browser is Chromium without a window. `first_view` is from the request for the document until
+the overview has its numbers, and what came over the wire until then (`all_bytes`: until all jobs,
+nodes and GPUs are listed). `shown_ms` is from the instant of a fact (a job was submitted) until a
+frame with its row was drawn. `interaction_ms` is from an input until the next frame after the
+page has done its work, and `work_ms` the processor time that this took of the page's main thread,
+which other work on the machine does not lengthen. `opened_ms` is from a click until what was
+opened is there, with all that was asked for it. `memory_mb` is what the scripts keep, after a
+collection, with all jobs listed, and `stays_mb` after a look at all pages. `open_pages` are pages
+that nobody touches: the requests that each makes besides its stream and the bytes that come, a
+second, and how much of a processor it uses. Progress is on standard error.
 `--pictures` takes every page and tab at 1440, 1024 and 390 pixels, light and dark.
 """
 
