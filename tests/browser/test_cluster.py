@@ -185,7 +185,7 @@ def test_a_thousand_nodes_stay_smooth(page_as: PageAs) -> None:
         for place, name in enumerate(names)
         for index in range(GPUS)
     ]
-    page.route("**/v1/state", lambda route: route.fulfill(json=state))
+    page.route(re.compile(r"/v1/state\?"), lambda route: route.fulfill(json=state))
     page.route("**/v1/state/changes*", lambda route: None)
     page.reload()
     expect(page.get_by_text("1,000 nodes, 8,000 GPUs")).to_be_visible()

@@ -37,3 +37,20 @@ export function useSettled<T>(value: T, ms: number): T {
   }, [value, ms]);
   return settled;
 }
+
+const ANEW_MS = 2000;
+const ANEW_TIMES = 20;
+
+/** Ask, and ask again when `version` is another one: at most every two seconds, and so many times less
+ * often than it takes to get the answer. What changes all the time is a whole answer each time. */
+export function useAnew<T>(ask: () => Promise<T>, version: number, needs: unknown[]): Asked<T> {
+  const took = useRef(0);
+  const changes = useSettled(version, Math.max(ANEW_MS, ANEW_TIMES * took.current));
+  const timed = async () => {
+    const began = performance.now();
+    const value = await ask();
+    took.current = performance.now() - began;
+    return value;
+  };
+  return useAsked(timed, [...needs, changes]);
+}

@@ -178,9 +178,11 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
         <p class="dim" role="status">
           {text
             ? `${many(lines.length, "line")} with “${text}”${over ? "" : " so far"}`
-            : over
-              ? "The job is over: nothing more comes."
-              : "New lines show as they are printed."}
+            : problem
+              ? "The output cannot be read now."
+              : over
+                ? "The job is over: nothing more comes."
+                : "New lines show as they are printed."}
         </p>
       </div>
     </Card>

@@ -6,7 +6,7 @@ import { ActionButtons, AskDialog, type Ask, asksFor } from "../parts/actions";
 import { At, Bar, Command, Empty, State } from "../parts/basics";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { count, length, many, now, rate } from "../format";
-import { jobs, vcs } from "../live";
+import { jobs, standing, vcs } from "../live";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
 import { me } from "../session";
@@ -31,12 +31,12 @@ export const COLUMNS: Column<Job>[] = [
     title: "Job",
     width: "minmax(64px, .7fr)",
     cell: (row) => row.task || row.job,
-    by: (row) => row.job,
+    by: (row) => Number(row.job.slice(1)) || 0,
   },
   {
     key: "name",
     title: "Name",
-    width: "minmax(90px, 2fr)",
+    width: "minmax(90px, 3fr)",
     cell: (row) => <span title={row.name}>{row.name}</span>,
     by: (row) => row.name,
   },
@@ -78,12 +78,12 @@ export const COLUMNS: Column<Job>[] = [
     width: "minmax(80px, 1.1fr)",
     cell: (row) => <span title={row.place}>{row.place}</span>,
     by: (row) => row.place,
-    from: 900,
+    from: 1300,
   },
   {
     key: "progress",
     title: "Progress",
-    width: "110px",
+    width: "84px",
     cell: (row) => <Progress row={row} />,
     by: (row) => row.progress ?? -1,
     from: 800,
@@ -95,7 +95,7 @@ export const COLUMNS: Column<Job>[] = [
     right: true,
     cell: (row) => rate(row.rate_milli),
     by: (row) => row.rate_milli ?? -1,
-    from: 1100,
+    from: 1200,
   },
   {
     key: "ends",
@@ -118,7 +118,7 @@ export const COLUMNS: Column<Job>[] = [
   {
     key: "why",
     title: "Why",
-    width: "minmax(120px, 2.6fr)",
+    width: "minmax(120px, 3fr)",
     cell: (row) => <Why row={row} />,
     by: (row) => row.why ?? "",
     from: 1000,
@@ -151,18 +151,19 @@ function Progress({ row }: { row: Job }) {
       />
     );
   }
+  if (!row.started_at) return null;
   if (row.progress === null || !row.total_steps) return row.steps ? <>{count(row.steps)}</> : null;
   const text = `${count(row.steps)} of ${count(row.total_steps)} mini-batches`;
   return <Bar label={text} parts={[["", row.progress / 1000]]} />;
 }
 
 function Ends({ row }: { row: Job }) {
-  if (row.ended_at) return <At at={row.ended_at} />;
+  if (row.ended_at) return <At at={row.ended_at} distance />;
   if (!row.end) return null;
   const [p10, p50, p90] = row.end;
   return (
     <span title={`eight times in ten within ${length(p90 - p10)}`}>
-      ~<At at={p50} />
+      ~<At at={p50} distance />
     </span>
   );
 }
@@ -188,13 +189,25 @@ export function chosenRows(all: Job[], asked: URLSearchParams, person: string): 
     if (vc && row.vc !== vc) return false;
     if (owner && row.owner !== owner) return false;
     if (!words.length) return true;
+    const text = textOf(row);
+    return words.every((word) => text.includes(word));
+  });
+}
+
+/** What is searched of rows: made once, as a row that changes is another one. */
+const searched = new WeakMap<Job, string>();
+
+function textOf(row: Job): string {
+  let text = searched.get(row);
+  if (text === undefined) {
     const labels = Object.entries(row.labels)
       .map(([name, value]) => `${name}=${value}`)
       .join(" ");
-    const text =
+    text =
       `${row.job} ${row.task} ${row.name} ${row.vc} ${row.owner} ${row.place} ${row.text} ${labels}`.toLowerCase();
-    return words.every((word) => text.includes(word));
-  });
+    searched.set(row, text);
+  }
+  return text;
 }
 
 /** Return the columns in which some job has something: owners and progress are not everywhere. */
@@ -353,6 +366,7 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
 }
 
 function Nothing({ asked }: { asked: URLSearchParams }) {
+  if (standing.value === "loading") return <Empty>Loading …</Empty>;
   if (jobs.rows.size && [...asked.keys()].length) {
     return (
       <Empty>

@@ -252,7 +252,7 @@ function columnsOf(ledger: Ledger, [from, to]: [number, number]): Column<Tried>[
       cell: (row) => <Gain row={row} from={from} to={to} />,
       by: (row) => row.gain_milli ?? -Infinity,
     },
-    { key: "figure", title: "Interval", width: "190px", cell: (row) => sayGain(row), from: 1080 },
+    { key: "figure", title: "Interval", width: "218px", cell: (row) => sayGain(row), from: 1080 },
     {
       key: "expected",
       title: "Expected",

@@ -24,7 +24,7 @@ const COLUMNS: Column<Search>[] = [
   {
     key: "name",
     title: "Name",
-    width: "minmax(90px, 1.6fr)",
+    width: "minmax(90px, 2.4fr)",
     cell: (row) => <span title={row.name}>{row.name}</span>,
     by: (row) => row.name,
   },
@@ -71,7 +71,7 @@ const COLUMNS: Column<Search>[] = [
   {
     key: "metric",
     title: "Metric",
-    width: "minmax(70px, 1fr)",
+    width: "minmax(104px, 1fr)",
     cell: (row) => `${row.metric}, ${row.direction}`,
     by: (row) => row.metric,
     from: 900,

@@ -1,7 +1,7 @@
 // One virtual cluster: its cells and who is in them, its people, accounts, promises and settings.
 
 import { answered, api, type Schemas } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew } from "../asking";
 import { count, many, percent } from "../format";
 import { gpus, vcs } from "../live";
 import { Card, Command, Empty, Problem, Tabs } from "../parts/basics";
@@ -15,17 +15,15 @@ import { People } from "./tenant_people";
 import { Promises } from "./tenant_promises";
 import { lentOf, sayOwned, type Usage } from "./tenants";
 
-const ANEW_MS = 2000;
-
 /** The page. */
 export function TenantPage() {
   const name = decodeURIComponent(path.value.slice("/tenants/".length));
   const row = vcs.get(name);
   const tab = query.value.get("tab") ?? "";
-  const changes = useSettled(vcs.version.value + gpus.version.value, ANEW_MS);
-  const { value: usage, problem } = useAsked(
+  const { value: usage, problem } = useAnew(
     () => answered(api.GET("/v1/vcs/{vc}/usage", { params: { path: { vc: name } } })),
-    [name, changes],
+    vcs.version.value + gpus.version.value,
+    [name],
   );
   if (!usage || !row) {
     return problem ? (
@@ -140,7 +138,7 @@ function Cells({ usage }: { usage: Usage }) {
                       {one.level}
                       {one.pin && <span class="chip">{one.pin}</span>}
                     </td>
-                    <td class="right">{one.gpus}</td>
+                    <td class="right">{count(one.gpus)}</td>
                     <td class="right">{one.owned}</td>
                     <td class="right">{one.bound}</td>
                     <td class="right">{one.free}</td>
@@ -157,10 +155,19 @@ function Cells({ usage }: { usage: Usage }) {
           <Empty>No cell is bound: one is when a job of its own first uses a GPU in it.</Empty>
         )}
         <ul class="list">
-          {usage.bound.map((cell) => (
-            <BoundCell key={`${cell.chain} ${cell.address}`} cell={cell} vc={usage.vc} />
-          ))}
+          {[...usage.bound]
+            .sort((a, b) => b.gpus - a.gpus)
+            .slice(0, CELLS_MAX)
+            .map((cell) => (
+              <BoundCell key={`${cell.chain} ${cell.address}`} cell={cell} vc={usage.vc} />
+            ))}
         </ul>
+        {usage.bound.length > CELLS_MAX && (
+          <Empty>
+            {count(usage.bound.length - CELLS_MAX)} smaller ones are not listed:{" "}
+            <a href="/cluster?tab=cells">among all cells</a>.
+          </Empty>
+        )}
       </Card>
       {usage.borrowers.length > 0 && (
         <Card title="What it borrows" aside={<Command line={`skep vc usage ${usage.vc}`} />}>
@@ -178,6 +185,10 @@ function Cells({ usage }: { usage: Usage }) {
   );
 }
 
+/** Cells that are listed, the largest first, and jobs of each: a rack has a thousand. */
+const CELLS_MAX = 100;
+const JOBS_MAX = 40;
+
 function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
   return (
     <li>
@@ -190,7 +201,7 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
         </span>
         {cell.pin && <span class="chip">{cell.pin}</span>}
       </div>
-      {cell.jobs.map((one) => (
+      {cell.jobs.slice(0, JOBS_MAX).map((one) => (
         <div key={`${one.job} ${one.borrowed} ${one.reserved}`} class="within">
           {one.job === "?" ? (
             <span class="dim">a job</span>
@@ -213,6 +224,9 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
           </span>
         </div>
       ))}
+      {cell.jobs.length > JOBS_MAX && (
+        <div class="dim">and {many(cell.jobs.length - JOBS_MAX, "more job", "more jobs")}</div>
+      )}
     </li>
   );
 }

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 
 import { answered, api } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew, useAsked } from "../asking";
 import { count, length, NS } from "../format";
 import { vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
@@ -24,7 +24,6 @@ const LIMITS: Record<string, string> = {
   gpus: "GPUs",
   queued: "jobs that wait",
 };
-const ANEW_MS = 5000;
 
 /** Fair share, and roles. */
 export function People({ vc }: { vc: string }) {
@@ -37,10 +36,10 @@ export function People({ vc }: { vc: string }) {
 }
 
 function Fair({ vc }: { vc: string }) {
-  const changes = useSettled(vcs.version.value, ANEW_MS);
-  const { value, problem } = useAsked(
+  const { value, problem } = useAnew(
     () => answered(api.GET("/v1/fair", { params: { query: { vc } } })),
-    [vc, changes],
+    vcs.version.value,
+    [vc],
   );
   const told = value?.vcs[0];
   const most = Object.entries(told?.limits ?? {}).filter(([, n]) => n !== null);
@@ -59,7 +58,7 @@ function Fair({ vc }: { vc: string }) {
             ? `The person that used least comes first; use counts half after ${length(told.half_life_s * NS)}.`
             : "People are limited, and not ordered by use."}
           {most.length > 0 &&
-            ` Each may have at most: ${most.map(([what, n]) => `${n} ${LIMITS[what] ?? what}`).join(", ")}.`}
+            ` Each may have at most: ${most.map(([what, n]) => `${count(Number(n))} ${LIMITS[what] ?? what}`).join(", ")}.`}
         </p>
       )}
       {told && told.people.length > 0 && (

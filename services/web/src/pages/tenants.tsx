@@ -1,7 +1,7 @@
 // The tenants: what each virtual cluster owns, uses, borrows and lends, and how that is divided.
 
 import { answered, api, type Schemas } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew } from "../asking";
 import { count, many, percent } from "../format";
 import { vcs } from "../live";
 import { Bar, Card, Command, Empty, Problem, Tabs } from "../parts/basics";
@@ -12,8 +12,6 @@ import { may } from "../session";
 import { ClusterFile } from "./tenants_file";
 
 export type Usage = Schemas["VcUsage"];
-
-const ANEW_MS = 2000;
 
 /** The page of all virtual clusters. */
 export function TenantsPage() {
@@ -43,8 +41,7 @@ export function TenantsPage() {
 }
 
 function List() {
-  const changes = useSettled(vcs.version.value, ANEW_MS);
-  const { value, problem } = useAsked(() => answered(api.GET("/v1/usage")), [changes]);
+  const { value, problem } = useAnew(() => answered(api.GET("/v1/usage")), vcs.version.value, []);
   const rows = [...vcs.all.value].sort((a, b) => a.vc.localeCompare(b.vc));
   const usage = new Map((value?.vcs ?? []).map((one) => [one.vc, one]));
   if (!rows.length) {

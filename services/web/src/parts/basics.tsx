@@ -121,8 +121,15 @@ export function Tabs(props: {
   chosen: string;
   to: (tab: string) => string;
 }) {
+  const bar = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const chosen = bar.current?.querySelector<HTMLElement>("[aria-current]");
+    // In a narrow window the bar is wider than it shows.
+    if (bar.current && chosen)
+      bar.current.scrollLeft = chosen.offsetLeft - bar.current.clientWidth / 2;
+  }, [props.chosen]);
   return (
-    <nav class="tabs" aria-label="Parts of this page">
+    <nav class="tabs" ref={bar} aria-label="Parts of this page">
       {props.tabs.map(([tab, text]) => (
         <a key={tab} href={props.to(tab)} aria-current={tab === props.chosen ? "page" : undefined}>
           {text}

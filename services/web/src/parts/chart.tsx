@@ -5,7 +5,7 @@ import "uplot/dist/uPlot.min.css";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 
-import { zone } from "../format";
+import { dayOf, timeOf, zone } from "../format";
 import { theme } from "../theme";
 
 /** A curve: its name, its values, the CSS variable of its colour, and how values are told. */
@@ -126,16 +126,10 @@ function options(
 
 /** Return a tick of the axis of time: the day, or the time of the day as finely as ticks are. */
 function time(at: number, step: number): string {
-  const timeZone = zone.value === "utc" ? "UTC" : undefined;
   const date = new Date(at * 1000);
-  if (step >= 86_400) return date.toLocaleDateString("en-CA", { timeZone });
-  const told = date.toLocaleTimeString("en-GB", {
-    timeZone,
-    hour: "2-digit",
-    minute: "2-digit",
-    ...(step < 60 && { second: "2-digit" as const }),
-  });
-  return told === "00:00" ? date.toLocaleDateString("en-CA", { timeZone }) : told;
+  if (step >= 86_400) return dayOf(date);
+  const told = timeOf(date, step < 60);
+  return told === "00:00" ? dayOf(date) : told;
 }
 
 function range(low: number | null, high: number | null, least = 0): [number, number] {
