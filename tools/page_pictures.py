@@ -49,13 +49,27 @@ CLUSTER = {
         for number in range(1, 7)
     ],
     "vcs": {
-        "vision": {"cells": {"a100/node": 2}},
+        "vision": {
+            "cells": {"a100/node": 2},
+            "templates": {
+                "short": {
+                    "about": "a try of an hour at most",
+                    "fixed": ["priority"],
+                    "spec": {"priority": 1, "limits": {"time": "1h"}, "volumes": ["datasets"]},
+                }
+            },
+        },
         "nlp": {"cells": {"a100/node": 2}, "policy": {"name": "look-ahead"}},
         "speech": {
             "cells": {"h100/pair": 1},
-            "policy": {"name": "gandiva", "slice_s": 25, "introspect": True},
+            "policy": {"name": "gandiva", "slice_s": 40, "introspect": True},
         },
         "sweeps": {"cells": {"h100/pair": 1, "h100/node": 1}},
+    },
+    "volumes": {
+        "datasets": "/mnt/datasets",
+        "scratch": {"path": "/mnt/scratch", "mode": "rw", "nfs": "filer:/export/scratch"},
+        "corpora": {"path": "/mnt/corpora", "vcs": {"nlp": "rw", "speech": "ro"}},
     },
 }
 PEOPLE = {
@@ -116,18 +130,22 @@ class Training(NamedTuple):
 
 TRAININGS = (
     Training("vit-b16-imagenet", "vision", "ada", 4, 9_000, 250, 0.93, {"priority": 2}),
-    Training("unet-segmentation", "vision", "ben", 2, 400, 150, 0.71, {}),
+    Training("unet-segmentation", "vision", "ben", 2, 1_200, 150, 0.71, {}),
     Training("detr-coco", "vision", "ada", 1, 5_000, 200, 0.64, {"labels": {"team": "boxes"}}),
     Training("resnet50-baseline", "vision", "ben", 1, 900, 120, 0.88, {}, ("--fails-at", "300")),
     Training(
         "llama-lora-r16", "nlp", "ben", 2, 12_000, 300, 0.96, {"workers": 2, "finish_by": "3h"}
     ),
-    Training("bert-large-squad", "nlp", "ada", 2, 1_400, 180, 0.82, {}),
+    Training("bert-large-squad", "nlp", "ada", 2, 9_000, 180, 0.82, {}),
     Training("t5-small-summaries", "nlp", "ben", 1, 20_000, 90, 0.45, {}),
     Training("mixtral-instruct", "nlp", "ada", 2, 8_000, 400, 0.9, {"workers": 4}),
     Training("wav2vec-base", "speech", "eva", 1, 30_000, 100, 0.12, {}),
     Training("whisper-tiny", "speech", "eva", 1, 30_000, 100, 0.12, {}),
-    Training("hubert-probe", "speech", "eva", 1, 30_000, 100, 0.12, {}),
+    Training("hubert-probe", "speech", "eva", 1, 30_000, 100, 0.95, {}),
+    Training("conformer-xl", "speech", "eva", 1, 30_000, 100, 0.95, {}),
+    Training("distil-gpt2", "sweeps", "eva", 2, 9_000, 200, 0.8, {}),
+    Training("mt5-ablation", "sweeps", "eva", 1, 9_000, 140, 0.6, {}, ("--lr", "0.01")),
+    Training("mt5-ablation-2", "sweeps", "eva", 1, 9_000, 140, 0.6, {}, ("--lr", "0.0005")),
     Training("clip-vit-l14", "vision", "ada", 4, 6_000, 250, 0.9, {"over_quota": "wait"}),
     Training(
         "dino-pretrain", "vision", "ben", 4, 9_000, 250, 0.9, {"workers": 2, "over_quota": "wait"}
@@ -138,18 +156,18 @@ SEARCH = {
     "vc": "sweeps",
     "metric": "accuracy",
     "direction": "maximize",
-    "job": {"args": ["--steps", "1200", "--lr={lr}", "--width={width}"]},
+    "job": {"args": ["--steps", "6000", "--lr={lr}", "--width={width}"]},
     "space": {"lr": {"log": [0.0003, 0.1]}, "width": {"choice": [8, 16, 32, 64]}},
-    "budget": {"trials": 12},
+    "budget": {"trials": 24},
     "parallel": 3,
     "method": "asha",
-    "rungs": {"first": 100, "last": 900, "eta": 3},
+    "rungs": {"first": 200, "last": 5400, "eta": 3},
 }
 ARRAY = {
     "name": "evaluate",
     "vc": "sweeps",
     "command": "echo fold $SKEP_ARRAY_TASK; sleep 40",
-    "array": "0-11%2",
+    "array": "0-39%2",
     "resources": {"gpus": 1},
 }
 
@@ -226,7 +244,8 @@ class Cluster:
         spec = {
             "name": one.name,
             "vc": one.vc,
-            "script": str(self.home / "train.py"),
+            "script": "train.py",
+            "workdir": str(self.home),
             "args": ["--steps", str(one.steps), *one.args],
             "resources": {"gpus": one.gpus, "workers": workers},
             "size": {"mini_batches": one.steps},
@@ -258,9 +277,14 @@ def load(step_ms: float, utilisation: float) -> dict[str, str]:
 
 def fill(cluster: Cluster) -> dict[str, str]:
     """Give the cluster what it is to be busy with; return the ids by their names."""
-    script = str(cluster.home / "train.py")
     ids = {one.name: cluster.train(one) for one in TRAININGS}
-    trial = {**SEARCH["job"], "script": script, "env": load(120, 0.5), "resources": {"gpus": 1}}
+    trial = {
+        **SEARCH["job"],
+        "script": "train.py",
+        "workdir": str(cluster.home),
+        "env": load(120, 0.5),
+        "resources": {"gpus": 1},
+    }
     search = cluster.ask("POST", "/v1/searches", {**SEARCH, "job": trial}, who="eva")
     ids["search"] = str(search["search"])
     ids["array"] = str(cluster.ask("POST", "/v1/jobs", ARRAY, who="eva")["job"])
@@ -324,7 +348,7 @@ def pictures(ids: dict[str, str], replay: str) -> list[Picture]:
         Picture("blame", f"/jobs/{ids['bert-large-squad']}?tab=blame", height=700),
         Picture("submit", f"/submit?from={trains}"),
         Picture("cluster", "/cluster", height=700),
-        Picture("cells", "/cluster?tab=cells", height=760),
+        Picture("cells", "/cluster?tab=cells&chain=a100", height=760),
         Picture("windows", "/cluster?tab=windows", height=560),
         Picture("tenants", "/tenants", height=560),
         Picture("tenant", "/tenants/vision", height=800),
@@ -333,6 +357,8 @@ def pictures(ids: dict[str, str], replay: str) -> list[Picture]:
         Picture("policies", "/policies", height=620),
         Picture("estimates", "/policies?tab=estimates", height=700),
         Picture("replay", f"/replay?r={replay}", height=900),
+        Picture("compare", f"/compare?jobs={ids['mt5-ablation']},{ids['mt5-ablation-2']}"),
+        Picture("events", "/events", height=620),
         Picture("audit", "/audit", height=620),
         Picture("dark", "/", height=900, scheme="dark"),
         Picture("phone", f"/jobs/{trains}", width=390, height=844),
@@ -357,8 +383,12 @@ PAGES = {
     "submit": "/submit?from={llama-lora-r16}",
     "nodes": "/cluster",
     "node": "/cluster?node=gpu-1",
-    "cells": "/cluster?tab=cells",
+    "chains": "/cluster?tab=cells",
+    "cells": "/cluster?tab=cells&chain=a100",
     "windows": "/cluster?tab=windows",
+    "volumes": "/cluster?tab=volumes",
+    "compare": "/compare?jobs={mt5-ablation},{mt5-ablation-2}",
+    "events-all": "/events",
     "tenants": "/tenants",
     "file": "/tenants?tab=file",
     "tenant": "/tenants/vision",
@@ -391,9 +421,7 @@ def main() -> int:
                 look(cluster, {**ids, "replay": replay}, given.look, given.only)
             else:
                 chosen = [
-                    one
-                    for one in pictures(ids, replay)
-                    if not given.only or one.name in given.only
+                    one for one in pictures(ids, replay) if not given.only or one.name in given.only
                 ]
                 tour(cluster, chosen, given.out)
     return 0

@@ -87,7 +87,7 @@ export function CellsView({ windows }: { windows: Window[] }) {
       {focus ? (
         <Focused chain={focus.chain} path={focus.path} windows={windows} />
       ) : (
-        <Chains chains={chains} />
+        <Chains chains={chains} windows={windows} />
       )}
     </>
   );
@@ -134,7 +134,7 @@ function Path({ chains, chain, path }: { chains: number; chain: string; path: Ce
   );
 }
 
-function Chains({ chains }: { chains: Chain[] }) {
+function Chains({ chains, windows }: { chains: Chain[]; windows: Window[] }) {
   return (
     <div class="columns">
       {chains.map((chain) => {
@@ -156,6 +156,19 @@ function Chains({ chains }: { chains: Chain[] }) {
                 Levels: {chain.levels.map((one) => `${one.level} (${one.gpus})`).join(" · ")}
               </div>
             </div>
+            {all <= DRAWN_MAX && (
+              <div class="inside drawn">
+                {chain.cells.map((cell) => (
+                  <CellBox
+                    key={cell.address}
+                    chain={chain}
+                    cell={cell}
+                    owner=""
+                    windows={windows}
+                  />
+                ))}
+              </div>
+            )}
           </Card>
         );
       })}

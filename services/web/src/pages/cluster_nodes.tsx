@@ -146,6 +146,9 @@ function matches(node: Node, own: Gpu[], wanted: string): boolean {
   return wanted.split(/\s+/).every((word) => text.includes(word));
 }
 
+/** So many GPUs of a node are drawn wider, as there is room. */
+const FEW = 4;
+
 function NodeBox(props: { node: Node; own: Gpu[]; by: string; windows: Window[] }) {
   const { node, windows } = props;
   const [first] = windows;
@@ -163,7 +166,7 @@ function NodeBox(props: { node: Node; own: Gpu[]; by: string; windows: Window[] 
         )}
         <State state={node.state} />
       </div>
-      <div class="gpus">
+      <div class={props.own.length <= FEW ? "gpus few" : "gpus"}>
         {props.own.map((gpu) => (
           <GpuBox key={gpu.gpu} gpu={gpu} by={props.by} />
         ))}

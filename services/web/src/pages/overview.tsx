@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { answered, api } from "../api";
 import { count, length, many, NS, percent } from "../format";
 import { alerts, jobs, totals } from "../live";
-import { At, Card, Empty, State } from "../parts/basics";
+import { At, Card, Empty, Said, State } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import type { Alert, Job } from "../rows";
 
@@ -105,7 +105,9 @@ function AlertLine({ alert }: { alert: Alert }) {
           <At at={alert.since} distance />
         </span>
       </div>
-      <div class="dim">{alert.todo}</div>
+      <div class="dim">
+        <Said text={alert.todo} />
+      </div>
     </li>
   );
 }
@@ -140,7 +142,9 @@ function Waiting() {
                 )}
               </span>
             </div>
-            <div>{row.text || "It was not looked at yet."}</div>
+            <div>
+              <Said text={row.text || "It was not looked at yet."} />
+            </div>
           </li>
         ))}
       </ul>

@@ -71,8 +71,8 @@ const COLUMNS: Column<Search>[] = [
   {
     key: "metric",
     title: "Metric",
-    width: "minmax(70px, 1fr)",
-    cell: (row) => `${row.metric}, ${row.direction}`,
+    width: "minmax(90px, 1.6fr)",
+    cell: (row) => <span title={row.metric}>{`${row.metric}, ${row.direction}`}</span>,
     by: (row) => row.metric,
     from: 900,
   },

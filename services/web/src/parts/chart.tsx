@@ -42,6 +42,9 @@ interface Props {
   unnamed?: boolean;
 }
 
+/** The height of the names of places along the axis. */
+const AXIS_PX = 32;
+
 /** A chart. Its label says in words what it shows, as screen readers cannot see curves. */
 export function Chart(props: Props) {
   const box = useRef<HTMLDivElement>(null);
@@ -90,6 +93,8 @@ function options(
   return {
     width: element.clientWidth || 600,
     height: props.height ?? 180,
+    // The name of the last place of the axis reaches beyond it.
+    padding: [null, 24, null, null],
     scales: {
       x: { time: props.times ?? false },
       y: { range: (_, low, high) => range(low, high, props.least) },
@@ -100,8 +105,12 @@ function options(
         : new Date(seconds * 1000),
     axes: [
       props.times
-        ? { ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)) }
-        : axis,
+        ? {
+            ...axis,
+            size: AXIS_PX,
+            values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)),
+          }
+        : { ...axis, size: AXIS_PX },
       { ...axis, size: 56, ...(told && { values: (_, ticks) => ticks.map(told) }) },
     ],
     series: [
