@@ -20,11 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import httpx
+from playwright.sync_api import sync_playwright
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "tutorial" / "page"
 BYTES_MAX = 150_000
@@ -226,16 +227,17 @@ class Cluster:
 
     def ask(self, method: str, path: str, body: Any = None, who: str = "operator") -> Any:
         """Return the gateway's answer. Raises RuntimeError if it refuses."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, method=method)
-        request.add_header("Authorization", f"Bearer {self.tokens[who]}")
-        request.add_header("Idempotency-Key", f"picture-{time.monotonic_ns()}")
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            text = f"{method} {path}: {error.code}: {error.read().decode()}"
-            raise RuntimeError(text) from error
+        headers = {
+            "Authorization": f"Bearer {self.tokens[who]}",
+            "Idempotency-Key": f"picture-{time.monotonic_ns()}",
+        }
+        answer = httpx.request(
+            method, self.url + path, json=body, headers=headers, timeout=60, trust_env=False
+        )
+        if answer.is_error:
+            text = f"{method} {path}: {answer.status_code}: {answer.text}"
+            raise RuntimeError(text)
+        return answer.json()
 
     def train(self, one: Training) -> str:
         """Submit a job that trains; return its id."""
@@ -415,15 +417,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=12.0, help="for which jobs run before")
     parser.add_argument("--only", nargs="*", default=[], help="names of pictures")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="skep-page-", ignore_cleanup_errors=True) as folder:
-        with busy(Path(folder) / "home", given.minutes) as (cluster, ids, replay):
-            if given.look:
-                look(cluster, {**ids, "replay": replay}, given.look, given.only)
-            else:
-                chosen = [
-                    one for one in pictures(ids, replay) if not given.only or one.name in given.only
-                ]
-                tour(cluster, chosen, given.out)
+    with (
+        tempfile.TemporaryDirectory(prefix="skep-page-", ignore_cleanup_errors=True) as folder,
+        busy(Path(folder) / "home", given.minutes) as (cluster, ids, replay),
+    ):
+        if given.look:
+            look(cluster, {**ids, "replay": replay}, given.look, given.only)
+        else:
+            chosen = [
+                one for one in pictures(ids, replay) if not given.only or one.name in given.only
+            ]
+            tour(cluster, chosen, given.out)
     return 0
 
 
@@ -483,8 +487,6 @@ def look(cluster: Cluster, ids: dict[str, str], out: Path, only: Sequence[str]) 
 @contextlib.contextmanager
 def browser() -> Iterator[Any]:
     """Have Chromium."""
-    from playwright.sync_api import sync_playwright
-
     options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as driver:
         launched = driver.chromium.launch(executable_path=shutil.which("chromium"), args=options)

@@ -219,6 +219,9 @@ function heightOf(cell: Cell): number {
   return HEAD_PX + ROW_PX * Math.ceil(cell.gpus / IN_ROW);
 }
 
+/** Few GPUs are drawn wider: there is room for them. */
+const sizeOf = (gpus: number): string => (gpus === 1 ? "one" : gpus <= 4 ? "few" : "");
+
 interface BoxProps {
   chain: Chain;
   cell: Cell;
@@ -253,7 +256,7 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
       ) : (
         <>
           <span class="hidden">: {said}</span>
-          <span class={cell.gpus === 1 ? "gpus one" : "gpus"} aria-hidden="true">
+          <span class={`gpus ${sizeOf(cell.gpus)}`} aria-hidden="true">
             {leaves(chain, cell, owner).map((leaf) => (
               <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
             ))}

@@ -44,6 +44,8 @@ interface Props {
 
 /** The height of the names of places along the axis. */
 const AXIS_PX = 32;
+/** Room for a time with its seconds. */
+const TIME_PX = 76;
 
 /** A chart. Its label says in words what it shows, as screen readers cannot see curves. */
 export function Chart(props: Props) {
@@ -108,6 +110,7 @@ function options(
         ? {
             ...axis,
             size: AXIS_PX,
+            space: TIME_PX,
             values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)),
           }
         : { ...axis, size: AXIS_PX },
@@ -158,7 +161,6 @@ function drawMarks(plot: uPlot, marks: Mark[]): void {
   const { ctx, bbox } = plot;
   ctx.save();
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-  ctx.textAlign = "left";
   for (const mark of marks) {
     const x = plot.valToPos(mark.at, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -169,7 +171,15 @@ function drawMarks(plot: uPlot, marks: Mark[]): void {
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    ctx.fillText(mark.text, x + 3 * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
+    // Near the right edge there is room on the left only.
+    const beside = x + 6 * devicePixelRatio + ctx.measureText(mark.text).width;
+    const leftwards = beside > bbox.left + bbox.width;
+    ctx.textAlign = leftwards ? "right" : "left";
+    ctx.fillText(
+      mark.text,
+      x + (leftwards ? -3 : 3) * devicePixelRatio,
+      bbox.top + 11 * devicePixelRatio,
+    );
   }
   ctx.restore();
 }
