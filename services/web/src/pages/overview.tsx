@@ -22,7 +22,9 @@ export function OverviewPage() {
       <Alerts />
       <div class="columns">
         <Waiting />
-        <LastDay />
+        <div>
+          <LastDay />
+        </div>
       </div>
     </>
   );

@@ -64,7 +64,7 @@ export function Chart(props: Props) {
     const made = new uPlot(options(element, props, marks), data, element);
     plot.current = made;
     const sizes = new ResizeObserver(() =>
-      made.setSize({ width: element.clientWidth, height: props.height ?? 180 }),
+      made.setSize({ width: roomIn(element), height: props.height ?? 180 }),
     );
     sizes.observe(element);
     return () => {
@@ -75,6 +75,12 @@ export function Chart(props: Props) {
   }, [kind]);
   useEffect(() => plot.current?.setData(data));
   return <div class="chart" ref={box} role="img" aria-label={props.label} />;
+}
+
+/** The width of a box without its padding: a wider plot is cut off at its right. */
+function roomIn(element: HTMLElement): number {
+  const { paddingLeft, paddingRight } = getComputedStyle(element);
+  return element.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
 }
 
 const colour = (name: string): string =>
@@ -93,7 +99,7 @@ function options(
   };
   const told = props.series[0]?.told;
   return {
-    width: element.clientWidth || 600,
+    width: roomIn(element) || 600,
     height: props.height ?? 180,
     // The name of the last place of the axis reaches beyond it.
     padding: [null, 24, null, null],
