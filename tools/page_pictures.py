@@ -343,7 +343,7 @@ def pictures(ids: dict[str, str], replay: str) -> list[Picture]:
     return [
         Picture("overview", "/", height=900),
         Picture("jobs", "/jobs?state=all", height=760),
-        Picture("job", f"/jobs/{ids['t5-small-summaries']}", height=900),
+        Picture("job", f"/jobs/{ids['detr-coco']}", height=900),
         Picture("why", f"/jobs/{waits}?tab=why"),
         Picture("curves", f"/jobs/{trains}?tab=curves", height=900),
         Picture("logs", f"/jobs/{trains}?tab=logs", height=620),
@@ -370,7 +370,7 @@ def pictures(ids: dict[str, str], replay: str) -> list[Picture]:
 PAGES = {
     "overview": "/",
     "jobs": "/jobs?state=all",
-    "job": "/jobs/{t5-small-summaries}",
+    "job": "/jobs/{detr-coco}",
     "why": "/jobs/{clip-vit-l14}?tab=why",
     "whyhere": "/jobs/{llama-lora-r16}?tab=why",
     "curves": "/jobs/{llama-lora-r16}?tab=curves",
