@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,7 +153,7 @@ TRAININGS = (
         "dino-pretrain", "vision", "ben", 4, 9_000, 250, 0.9, {"workers": 2, "over_quota": "wait"}
     ),
 )
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "name": "tune-tagger",
     "vc": "sweeps",
     "metric": "accuracy",
@@ -308,16 +309,18 @@ def operate(cluster: Cluster, ids: dict[str, str]) -> None:
     demo = ("--from", "26h", "--for", "2h", "--vc", "speech", "--reason", "demo for visitors")
     cluster.skep("reserve", "create", "--nodes", "gpu-5", *demo)
     for name in ("detr-coco", "t5-small-summaries", "llama-lora-r16"):
-        cluster.until(
-            lambda name=name: cluster.ask("GET", f"/v1/jobs/{ids[name]}")["steps"] > 20,
-            f"{name} trains",
-        )
+        path = f"/v1/jobs/{ids[name]}"
+        cluster.until(partial(_trains, cluster, path), f"{name} trains")
     with contextlib.suppress(RuntimeError):  # What a busy cluster refuses is shown as refused.
         cluster.skep("suspend", "--wait", ids["detr-coco"])
         cluster.skep("resume", "--wait", ids["detr-coco"])
     with contextlib.suppress(RuntimeError):
         cluster.skep("migrate", "--wait", ids["t5-small-summaries"])
     cluster.skep("gpu", "quarantine", "gpu-6", "3")
+
+
+def _trains(cluster: Cluster, path: str) -> bool:
+    return bool(cluster.ask("GET", path)["steps"] > 20)
 
 
 def replayed(cluster: Cluster) -> str:
@@ -455,10 +458,9 @@ def tour(cluster: Cluster, chosen: Sequence[Picture], out: Path) -> None:
         for one in chosen:
             page, path = opened(chromium, cluster, one.width, one.height, one.scheme), one.path
             show(page, path)
-            for quality in QUALITIES:
-                kept = webp(page, quality)
-                if len(kept) <= BYTES_MAX:
-                    break
+            tried = (webp(page, quality) for quality in QUALITIES)
+            kept = next((each for each in tried if len(each) <= BYTES_MAX), b"")
+            assert kept, f"{one.name} has more than {BYTES_MAX} bytes at any quality"
             total += len(kept)
             (out / f"{one.name}.webp").write_bytes(kept)
             print(f"{out / one.name}.webp: {len(kept)} bytes", flush=True)
