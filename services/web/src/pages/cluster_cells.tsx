@@ -84,7 +84,7 @@ export function CellsView({ windows }: { windows: Window[] }) {
       {focus ? (
         <Focused chain={focus.chain} path={focus.path} windows={windows} />
       ) : (
-        <Chains chains={chains} />
+        <Chains chains={chains} windows={windows} />
       )}
     </>
   );
@@ -131,7 +131,7 @@ function Path({ chains, chain, path }: { chains: number; chain: string; path: Ce
   );
 }
 
-function Chains({ chains }: { chains: Chain[] }) {
+function Chains({ chains, windows }: { chains: Chain[]; windows: Window[] }) {
   return (
     <div class="columns">
       {chains.map((chain) => {
@@ -153,6 +153,19 @@ function Chains({ chains }: { chains: Chain[] }) {
                 Levels: {chain.levels.map((one) => `${one.level} (${one.gpus})`).join(" · ")}
               </div>
             </div>
+            {all <= DRAWN_MAX && (
+              <div class="inside drawn">
+                {chain.cells.map((cell) => (
+                  <CellBox
+                    key={cell.address}
+                    chain={chain}
+                    cell={cell}
+                    owner=""
+                    windows={windows}
+                  />
+                ))}
+              </div>
+            )}
           </Card>
         );
       })}
@@ -214,6 +227,9 @@ function heightOf(cell: Cell): number {
   return HEAD_PX + ROW_PX * Math.ceil(cell.gpus / IN_ROW);
 }
 
+/** Few GPUs are drawn wider: there is room for them. */
+const sizeOf = (gpus: number): string => (gpus === 1 ? "one" : gpus <= 4 ? "few" : "");
+
 interface BoxProps {
   chain: Chain;
   cell: Cell;
@@ -248,7 +264,7 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
       ) : (
         <>
           <span class="hidden">: {said}</span>
-          <span class={cell.gpus === 1 ? "gpus one" : "gpus"} aria-hidden="true">
+          <span class={`gpus ${sizeOf(cell.gpus)}`} aria-hidden="true">
             {leaves(chain, cell, owner).map((leaf) => (
               <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
             ))}

@@ -155,6 +155,9 @@ function matches(node: Node, own: Gpu[], wanted: string): boolean {
   return wanted.split(/\s+/).every((word) => text.includes(word));
 }
 
+/** So many GPUs of a node are drawn wider, as there is room. */
+const FEW = 4;
+
 interface BoxProps {
   node: Node;
   own: Gpu[];
@@ -180,7 +183,9 @@ function NodeBox({ node, own, by, window }: BoxProps) {
           )}
           <State state={node.state} />
         </div>
-        <div class="gpus">{own.map((gpu) => gpuBox(gpu, by))}</div>
+        <div class={own.length <= FEW ? "gpus few" : "gpus"}>
+          {own.map((gpu) => gpuBox(gpu, by))}
+        </div>
       </div>
     ),
     [node, own, by, window, since, fresh],

@@ -5,6 +5,8 @@ import type { ComponentType } from "preact";
 import { may } from "../session";
 import { AuditPage } from "./audit";
 import { ClusterPage } from "./cluster";
+import { ComparePage } from "./compare";
+import { EventsPage } from "./events";
 import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
 import { LedgerPage } from "./ledger";
@@ -60,6 +62,7 @@ export const pages: PageOf[] = [
   page("Overview", "/", OverviewPage),
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
+  { ...page("Compare jobs", "/compare", ComparePage), inNavigation: false },
   page("Submit", "/submit", SubmitPage, () => may("submit")),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
   page("Tenants", "/tenants", TenantsPage, () => may("see-reports")),
@@ -69,5 +72,6 @@ export const pages: PageOf[] = [
   page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
   page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
   page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
+  page("Events", "/events", EventsPage),
   page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
 ];

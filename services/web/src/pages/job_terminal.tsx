@@ -54,6 +54,7 @@ export function TerminalTab({ row }: { row: Job }) {
             <input
               type="text"
               class="mono"
+              size={42}
               aria-label="Command; empty: a shell"
               placeholder="a shell, or a command such as nvidia-smi"
               value={words}

@@ -11,6 +11,7 @@ import { query, setQuery } from "../router";
 import type { Job } from "../rows";
 import { me } from "../session";
 import { forget, keep, views } from "../views";
+import { COMPARED_MAX } from "./compare";
 
 const ACTIVE = ["submitted", "queued", "bound", "running", "suspended", "stopping"];
 const STATES = [
@@ -93,7 +94,8 @@ export const COLUMNS: Column<Job>[] = [
     title: "Rate",
     width: "72px",
     right: true,
-    cell: (row) => rate(row.rate_milli),
+    // One that stands still, or begins, has a rate of before or none.
+    cell: (row) => (row.state === "running" && row.rate_milli ? rate(row.rate_milli) : ""),
     by: (row) => row.rate_milli ?? -1,
     from: 1200,
   },
@@ -256,6 +258,11 @@ export function JobsPage() {
         <div class="controls" role="group" aria-label="What to do with the chosen jobs">
           <b>{many(taken.length, "job")} chosen</b>
           <ActionButtons asks={asksFor(taken)} onAsk={setAsk} />
+          {taken.length > 1 && taken.length <= COMPARED_MAX && (
+            <a class="button" href={`/compare?jobs=${taken.map((row) => row.job).join(",")}`}>
+              Compare
+            </a>
+          )}
           <button type="button" class="quiet" onClick={() => setChosen(new Set())}>
             choose none
           </button>

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { answered, api } from "../api";
 import { count, length, many, NS, percent } from "../format";
 import { alerts, jobs, standing, totals } from "../live";
-import { At, Card, Empty, State } from "../parts/basics";
+import { At, Card, Empty, Said, State } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import type { Alert, Job } from "../rows";
 
@@ -25,7 +25,9 @@ export function OverviewPage() {
       <Alerts />
       <div class="columns">
         <Waiting />
-        <LastDay />
+        <div>
+          <LastDay />
+        </div>
       </div>
     </>
   );
@@ -147,7 +149,9 @@ function AlertLine({ alert }: { alert: Alert }) {
           <At at={alert.since} distance />
         </span>
       </div>
-      <div class="dim">{alert.todo}</div>
+      <div class="dim">
+        <Said text={alert.todo} />
+      </div>
     </>
   );
 }
@@ -188,7 +192,9 @@ function Waiting() {
                 )}
               </span>
             </div>
-            <div>{row.text || "It was not looked at yet."}</div>
+            <div>
+              <Said text={row.text || "It was not looked at yet."} />
+            </div>
           </li>
         ))}
       </ul>

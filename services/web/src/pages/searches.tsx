@@ -72,7 +72,7 @@ const COLUMNS: Column<Search>[] = [
     key: "metric",
     title: "Metric",
     width: "minmax(104px, 1fr)",
-    cell: (row) => `${row.metric}, ${row.direction}`,
+    cell: (row) => <span title={row.metric}>{`${row.metric}, ${row.direction}`}</span>,
     by: (row) => row.metric,
     from: 900,
   },
