@@ -1119,8 +1119,31 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     texts: dict[str, str] = {}
 
 
+class LoginProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider that vouches for people, and a nonce for a login at it.
+
+    `confidential`: it wants a secret of its client, so that programs ask it through the gateway.
+    `client_secret` is empty. `pages` are the addresses at which one logs in to the page.
+    """
+
+    issuer: str
+    client_id: str
+    confidential: bool
+    client_secret: str
+    scopes: str
+    nonce: str
+    pages: list[str]
+
+
 class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one logs in here."""
+    """How one logs in here; `oidc` null: no provider vouches for people."""
 
     people: bool
-    oidc: dict[str, Any] | None
+    oidc: LoginProvider | None
+
+
+class LoginBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the browser goes to log in, and the state that it must bring back."""
+
+    url: str
+    state: str

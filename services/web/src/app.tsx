@@ -6,6 +6,7 @@ import { useEffect } from "preact/hooks";
 import { answered, api, Refused } from "./api";
 import { setZone, zone } from "./format";
 import { delay, follow, problem, standing } from "./live";
+import { leave } from "./login";
 import { pages } from "./pages";
 import { Login } from "./pages/login";
 import { Palette, paletteOpen } from "./palette";
@@ -140,7 +141,7 @@ function Side() {
           </select>
         </label>
         <span class="wordy dim">{myName.value}</span>
-        <button type="button" onClick={() => logOut()}>
+        <button type="button" onClick={() => void leave()}>
           Log out
         </button>
       </div>
