@@ -6,7 +6,7 @@ text here: a client goes on when a newer gateway has a reason that the client do
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -1008,7 +1008,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     roles: Any
     source: str
     full_name: str = ""
-    token: dict[str, Any] | None = None
+    token: TokenTold | None = None
     may: tuple[MayDo, ...] = ()
 
 
@@ -1018,10 +1018,24 @@ class People(msgspec.Struct, frozen=True, kw_only=True):
     people: list[PersonTold]
 
 
-class TokenList(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens, without their texts."""
+class TokenTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, without its text. `by`: who made it. `used_at`: when this gateway last took it."""
 
-    tokens: list[dict[str, Any]]
+    token: str
+    person: str
+    name: str
+    state: Literal["valid", "revoked", "expired"]
+    at: int
+    expires_at: int
+    by: str
+    used_at: int | None = None
+
+
+class TokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens. `used_since`: since when this gateway knows that one was used."""
+
+    tokens: list[TokenTold]
+    used_since: int = 0
 
 
 class TokenMade(msgspec.Struct, frozen=True, kw_only=True):

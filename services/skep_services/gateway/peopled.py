@@ -142,7 +142,7 @@ class Peopled:
         accounts = Accounts(
             self.view,
             self._asking,
-            self.authentication.verifier,
+            self.authentication,
             self._clock,
             self._settings.fingerprint,
             self._settings.oidc.issuer if self._settings.oidc is not None else "",

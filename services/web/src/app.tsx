@@ -140,7 +140,9 @@ function Side() {
             <option value="utc">UTC</option>
           </select>
         </label>
-        <span class="wordy dim">{myName.value}</span>
+        <a class="wordy" href="/me" title="Your roles and tokens">
+          {myName.value}
+        </a>
         <button type="button" onClick={() => void leave()}>
           Log out
         </button>

@@ -98,10 +98,11 @@ async function end(told: URLSearchParams, begun: Begun): Promise<void> {
   }
 }
 
-/** Log out. A token that this page got is revoked; one that was pasted may be used elsewhere. */
-export async function leave(): Promise<void> {
+/** Log out. A token that this page got is revoked; one that was pasted may be used elsewhere, and
+ * is revoked if `revoked` says so. */
+export async function leave(revoked = isOwn()): Promise<void> {
   let why = "";
-  if (isOwn()) {
+  if (revoked) {
     try {
       await answered(api.POST("/v1/logout"));
     } catch (error) {

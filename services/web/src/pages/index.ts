@@ -9,6 +9,8 @@ import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
 import { LedgerPage } from "./ledger";
 import { OverviewPage } from "./overview";
+import { PeoplePage } from "./people";
+import { MePage, PersonPage } from "./person";
 import { PoliciesPage } from "./policies";
 import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
@@ -69,5 +71,8 @@ export const pages: PageOf[] = [
   page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
   page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
   page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
+  page("People", "/people", PeoplePage, () => may("manage-people") || may("manage-vc-people")),
+  detail("Person", "/people", PersonPage),
   page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
+  page("Account", "/me", MePage),
 ];
