@@ -112,10 +112,13 @@ function Facts({ person, own }: { person: Person; own: boolean }) {
         </dd>
         <dt>More</dt>
         <dd>
-          <a href={jobs}>its jobs</a>
+          <a href={jobs}>{own ? "your jobs" : "its jobs"}</a>
           {(may("see-audit") || may("see-vc-audit")) && (
             <>
-              , <a href={`/audit?actor=${encodeURIComponent(person.person)}`}>what it did</a>
+              ,{" "}
+              <a href={`/audit?actor=${encodeURIComponent(person.person)}`}>
+                {own ? "what you did" : "what it did"}
+              </a>
             </>
           )}
         </dd>

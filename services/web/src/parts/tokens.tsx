@@ -99,9 +99,11 @@ function Table(props: { tokens: Token[]; since: number; onRevoke: (token: Token)
                 </td>
                 <td>
                   <At at={one.at} />
-                  {one.by !== one.person && <span class="dim"> by {one.by}</span>}
+                  {one.by && <span class="dim"> with {one.by}</span>}
                 </td>
-                <td>{one.used_at ? <At at={one.used_at} distance /> : <NotUsed />}</td>
+                <td>
+                  {one.used_at ? <At at={one.used_at} distance /> : <span class="dim">–</span>}
+                </td>
                 <td>
                   <At at={one.expires_at} />
                 </td>
@@ -127,15 +129,13 @@ function Table(props: { tokens: Token[]; since: number; onRevoke: (token: Token)
       </Wide>
       {props.since > 0 && (
         <p class="inside dim">
-          This gateway knows of uses since it began, {clock(props.since)}; another gateway knows its
-          own.
+          Uses are known since this gateway began, {clock(props.since)}; another gateway knows its
+          own. “with” names the token by which another one was made.
         </p>
       )}
     </>
   );
 }
-
-const NotUsed = () => <span class="dim">not since the gateway began</span>;
 
 function revoke(token: Token, done: () => void): Confirmed {
   const here = token.token === me.value?.token?.token;
