@@ -240,8 +240,13 @@ async function ofDays(vc: string): Promise<Use> {
   const lines = new Map(report.lines.map((one) => [one.name, one]));
   const first = Date.parse(from) / 1000;
   const along = Array.from({ length: 30 }, (_, day) => first + day * DAY_S);
-  const mean = (start: number, ns: number) => ns / NS / Math.min(DAY_S, at / NS - start);
+  // A day without a line had no job; before the first line nothing is known of the cluster.
+  const begins = along.findIndex((start) => lines.has(named(start, DAY_S)));
   const of = (take: "held_gpu_ns" | "useful_gpu_ns") =>
-    along.map((start) => mean(start, lines.get(named(start, DAY_S))?.[take] ?? 0));
+    along.map((start, day) => {
+      if (begins < 0 || day < begins) return null;
+      const ns = lines.get(named(start, DAY_S))?.[take] ?? 0;
+      return ns / NS / Math.min(DAY_S, at / NS - start);
+    });
   return { along, held: of("held_gpu_ns"), useful: of("useful_gpu_ns"), step_s: DAY_S };
 }

@@ -101,9 +101,7 @@ function Table(props: { tokens: Token[]; since: number; onRevoke: (token: Token)
                   <At at={one.at} />
                   {one.by && <span class="dim"> with {one.by}</span>}
                 </td>
-                <td>
-                  {one.used_at ? <At at={one.used_at} distance /> : <span class="dim">–</span>}
-                </td>
+                <td>{one.used_at ? <At at={one.used_at} /> : <span class="dim">–</span>}</td>
                 <td>
                   <At at={one.expires_at} />
                 </td>
