@@ -15,7 +15,7 @@ from tests import oidc_kit
 from tests.browser.conftest import PEOPLE, WITHIN_MS, axe
 from tests.support.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
 
 def _free_port() -> int:
@@ -108,26 +108,27 @@ def test_an_operator_adds_a_person_and_takes_it_away(house: Embedded, page_as: A
     page.get_by_label("Name of the person, as it is in commands").fill("nora")
     page.get_by_role("button", name="Add", exact=True).click()
     page.get_by_text("skep user add nora").wait_for()
-    page.get_by_role("dialog").get_by_role("button", name="Add").click()
+    _confirm(page, "Add")
     page.wait_for_url("**/people/nora")
-    page.get_by_role("button", name="Grant").click()
-    page.get_by_role("dialog").get_by_role("button", name="Grant").click()
+    page.get_by_role("button", name="Grant", exact=True).click()
+    _confirm(page, "Grant")
     page.get_by_role("cell", name="submitter").wait_for()
     page.get_by_label("What the new token is for").fill("her laptop")
     page.get_by_role("button", name="Make a token").click()
-    page.get_by_role("button", name="Make it").click()
-    text = page.get_by_role("dialog").locator("code").first.inner_text()
+    _confirm(page, "Make it")
+    shown = page.get_by_role("dialog", name="The token her laptop", exact=True)
+    text = shown.locator("code").first.inner_text()
     page.get_by_role("button", name="Done").click()
     (made,) = _tokens(house, "nora")
     assert (made["token"] in text, made["name"]) == (True, "her laptop")
     assert axe(page) == []
     page.get_by_role("button", name="Revoke her laptop").click()
-    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    _confirm(page, "Revoke")
     page.get_by_text("no token that is valid").wait_for()
     assert _tokens(house, "nora")[0]["state"] == "revoked"
     for verb in ("Disable", "Enable", "Remove"):
         page.get_by_role("button", name=verb, exact=True).click()
-        page.get_by_role("dialog").get_by_role("button", name=verb).click()
+        _confirm(page, verb)
     page.wait_for_url("**/people")
     assert "nora" not in {row["person"] for row in house.get("/v1/people")["people"]}
 
@@ -142,6 +143,10 @@ def test_what_one_may_not_do_is_not_offered(house: Embedded, page_as: Any) -> No
     assert manager.get_by_role("button", name="Disable").count() == 0
     assert manager.get_by_label("What the new token is for").count() == 0
     assert manager.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def _confirm(page: Any, verb: str) -> None:
+    page.get_by_role("dialog").get_by_role("button", name=verb, exact=True).click()
 
 
 def _tokens(house: Embedded, person: str) -> list[dict[str, Any]]:

@@ -1019,7 +1019,7 @@ class People(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, without its text. `by`: who made it. `used_at`: when this gateway last took it."""
+    """A token, without its text. `by`: the token that made it. `used_at`: when this gateway last took it."""
 
     token: str
     person: str

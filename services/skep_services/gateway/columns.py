@@ -165,6 +165,6 @@ HISTORY = (
     "used",
 )
 """The columns of `/v1/history`: one row for each five minutes, which begin at `at`. GPUs by state
-(of all nodes), those that train, jobs that wait, and `used`, the GPUs that jobs held, are means over
-them. `useful` is the part of the GPU time held in which jobs trained and did not lose it
+(of all nodes), those that train, jobs that wait, and `used`, the GPUs that jobs held, are means
+over them. `useful` is the part of the GPU time held in which jobs trained and did not lose it
 (thousandths). The rest are counts, and the waits of the jobs that started."""

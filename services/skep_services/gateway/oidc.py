@@ -279,7 +279,7 @@ class Provider:
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
 
     async def names_itself(self) -> bool:
-        """Return whether its answers to browsers always say who it is (RFC 9207).
+        """Return whether its answers to browsers always name its issuer (RFC 9207).
 
         Raises:
             _is_away: An ApiError (503): it cannot be asked.

@@ -7,8 +7,9 @@
     gateway  checks all three, redeems the code, verifies the ID token  ──> a token, in the answer
 
 The gateway holds nothing of a login that has begun, so any gateway of the cluster may end it. What
-was signed binds the state to the verifier, the page's address and the time: nobody can end a login
-that began elsewhere. The address is one that an operator wrote down, never one of a request.
+was signed binds the state to the verifier, the page's address and the time: a login that
+began elsewhere cannot be ended. The address is one that an operator wrote down, never one of a
+request.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class PageLogins:
 
         Args:
             logins: Gives a token for an ID token.
-            provider: Who vouches for people; None: nobody does.
+            provider: The one that vouches for people; None: there is none.
             clock: The time.
             key: What states are signed by, the same at all gateways.
         """
