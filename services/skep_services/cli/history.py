@@ -23,8 +23,8 @@ def options(parser: ArgumentParser) -> None:
     """Add what `history` takes."""
     parser.epilog = (
         "A line is an hour: means of GPUs and of jobs that wait; --json has every five minutes.\n"
-        "HELD are GPUs of all nodes, USED those that the jobs held that were asked for. USEFUL is the\n"
-        "part of that GPU time in which they trained and did not lose it.\n\n" + exits.HELP
+        "HELD are GPUs of all nodes, USED those that the jobs held that were asked for. USEFUL is\n"
+        "the part of that GPU time in which they trained and did not lose it.\n\n" + exits.HELP
     )
     parser.add_argument("--vc", metavar="VC", help="the jobs of one virtual cluster")
     parser.add_argument(

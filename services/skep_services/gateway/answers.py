@@ -1019,7 +1019,10 @@ class People(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, without its text. `by`: the token that made it. `used_at`: when this gateway last took it."""
+    """A token, without its text. `by` is the token that it was made with.
+
+    `used_at`: when this gateway last took it; null: not since it began.
+    """
 
     token: str
     person: str
