@@ -6,7 +6,7 @@ text here: a client goes on when a newer gateway has a reason that the client do
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -1019,7 +1019,7 @@ class People(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenTold(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, without its text. `by` is the token that it was made with.
+    """A token, without its text: `valid`, `revoked` or `expired`. `by` is what it was made with.
 
     `used_at`: when this gateway last took it; null: not since it began.
     """
@@ -1027,7 +1027,7 @@ class TokenTold(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     person: str
     name: str
-    state: Literal["valid", "revoked", "expired"]
+    state: str
     at: int
     expires_at: int
     by: str
