@@ -38,6 +38,8 @@ OPEN_PATHS = (
     "/v1/ca",
     "/v1/login",
     "/v1/login/provider",
+    "/v1/login/begin",
+    "/v1/login/end",
     "/v1/join",
     "/v1/renew",
     "/v1/openapi.json",

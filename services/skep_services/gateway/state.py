@@ -201,6 +201,7 @@ def _history_row(told: Told) -> list[Any]:
         told.succeeded,
         told.failed,
         told.cancelled,
+        told.used,
     ]
 
 

@@ -20,11 +20,13 @@ export class Refused extends Error {
 
 const withToken: Middleware = {
   onRequest({ request }) {
-    request.headers.set("Authorization", `Bearer ${token.value}`);
+    if (token.value) request.headers.set("Authorization", `Bearer ${token.value}`);
     return request;
   },
   onResponse({ response }) {
-    if (response.status === 401) logOut("That token is not accepted here, or has expired.");
+    // Without a token it is a login that was refused, which says why itself.
+    if (response.status === 401 && token.value)
+      logOut("That token is not accepted here, or has expired.");
   },
 };
 

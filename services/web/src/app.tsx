@@ -6,6 +6,7 @@ import { useEffect } from "preact/hooks";
 import { answered, api, Refused } from "./api";
 import { setZone, zone } from "./format";
 import { delay, follow, problem, standing } from "./live";
+import { leave } from "./login";
 import { pages } from "./pages";
 import { Login } from "./pages/login";
 import { Palette, paletteOpen } from "./palette";
@@ -139,8 +140,10 @@ function Side() {
             <option value="utc">UTC</option>
           </select>
         </label>
-        <span class="wordy dim">{myName.value}</span>
-        <button type="button" onClick={() => logOut()}>
+        <a class="wordy" href="/me" title="Your roles and tokens">
+          {myName.value}
+        </a>
+        <button type="button" onClick={() => void leave()}>
           Log out
         </button>
       </div>

@@ -11,6 +11,8 @@ import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
 import { LedgerPage } from "./ledger";
 import { OverviewPage } from "./overview";
+import { PeoplePage } from "./people";
+import { MePage, PersonPage } from "./person";
 import { PoliciesPage } from "./policies";
 import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
@@ -73,5 +75,8 @@ export const pages: PageOf[] = [
   page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
   page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
   page("Events", "/events", EventsPage),
+  page("People", "/people", PeoplePage, () => may("manage-people") || may("manage-vc-people")),
+  detail("Person", "/people", PersonPage),
   page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
+  page("Account", "/me", MePage),
 ];

@@ -13,6 +13,7 @@ import { hrefOf } from "./cluster_cells";
 import { Accounts } from "./tenant_accounts";
 import { People } from "./tenant_people";
 import { Promises } from "./tenant_promises";
+import { UseOverTime } from "./tenant_use";
 import { lentOf, sayOwned, type Usage } from "./tenants";
 
 /** The page. */
@@ -40,6 +41,7 @@ export function TenantPage() {
   }
   const tabs: [string, string][] = [
     ["", "Cells"],
+    ["use", "Use over time"],
     ["people", "People"],
     ["accounts", "Accounts"],
     ["promises", "Promises"],
@@ -67,6 +69,7 @@ export function TenantPage() {
         to={(one) => `/tenants/${encodeURIComponent(name)}${one ? `?tab=${one}` : ""}`}
       />
       {tab === "" && <Cells usage={usage} />}
+      {tab === "use" && <UseOverTime row={row} />}
       {tab === "people" && <People vc={name} />}
       {tab === "accounts" && <Accounts vc={name} />}
       {tab === "promises" && <Promises vc={name} made={row.promises_made} />}

@@ -8,17 +8,9 @@ import { count, length, NS } from "../format";
 import { vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { Confirm, type Confirmed } from "../parts/confirm";
+import { grant, revoke, type Role, RoleChoice } from "../parts/roles";
 import { may } from "../session";
 
-const ROLES = ["viewer", "submitter", "manager"] as const;
-type Role = (typeof ROLES)[number];
-
-/** What a role lets a person do, in short. */
-const MEANS: Record<Role, string> = {
-  viewer: "sees jobs and reports",
-  submitter: "submits jobs and changes its own",
-  manager: "changes every job, and the roles of people",
-};
 const LIMITS: Record<string, string> = {
   running: "jobs with GPUs",
   gpus: "GPUs",
@@ -110,44 +102,6 @@ function Roles({ vc }: { vc: string }) {
   const manages = may("manage-vc-people", vc);
   const people = (value?.people ?? []).filter((one) => one.roles[vc] !== undefined);
   const again = () => setAsks((n) => n + 1);
-  const grant = (who: string, what: Role): Confirmed => ({
-    title: `Make ${who} ${what} of ${vc}`,
-    verb: "Grant",
-    line: `skep role grant ${who} ${what} --vc ${vc}`,
-    text: (
-      <p>
-        A {what} {MEANS[what]}.
-      </p>
-    ),
-    done: again,
-    run: () =>
-      answered(
-        api.POST("/v1/roles/{do}", {
-          params: { path: { do: "grant" } },
-          body: { person: who, role: what, vc },
-        }),
-      ),
-  });
-  const revoke = (who: string): Confirmed => ({
-    title: `Take the role of ${who} in ${vc} away`,
-    verb: "Revoke",
-    danger: true,
-    done: again,
-    line: `skep role revoke ${who} --vc ${vc}`,
-    text: (
-      <p>
-        Nothing of {vc} is shown to {who} any more, unless a group gives a role. The jobs of {who}{" "}
-        go on.
-      </p>
-    ),
-    run: () =>
-      answered(
-        api.POST("/v1/roles/{do}", {
-          params: { path: { do: "revoke" } },
-          body: { person: who, role: "viewer", vc },
-        }),
-      ),
-  });
   return (
     <Card title="Roles" aside={<Command line="skep role ls" />}>
       <Problem text={problem} />
@@ -175,7 +129,8 @@ function Roles({ vc }: { vc: string }) {
               {people.map((one) => (
                 <tr key={one.person}>
                   <td>
-                    {one.person} <span class="dim">{one.full_name}</span>
+                    <a href={`/people/${encodeURIComponent(one.person)}`}>{one.person}</a>{" "}
+                    <span class="dim">{one.full_name}</span>
                     {one.disabled && <span class="chip">disabled</span>}
                   </td>
                   <td>
@@ -188,7 +143,7 @@ function Roles({ vc }: { vc: string }) {
                       <button
                         type="button"
                         class="quiet"
-                        onClick={() => setAsk(revoke(one.person))}
+                        onClick={() => setAsk(revoke(one.person, vc, again))}
                       >
                         revoke
                       </button>
@@ -205,7 +160,7 @@ function Roles({ vc }: { vc: string }) {
           class="controls inside"
           onSubmit={(event) => {
             event.preventDefault();
-            setAsk(grant(person.trim(), role));
+            setAsk(grant(person.trim(), role, vc, again));
           }}
         >
           <input
@@ -221,16 +176,7 @@ function Roles({ vc }: { vc: string }) {
               <option key={one.person} value={one.person} />
             ))}
           </datalist>
-          <label>
-            <span class="hidden">Role</span>
-            <select value={role} onChange={(event) => setRole(event.currentTarget.value as Role)}>
-              {ROLES.map((one) => (
-                <option key={one} value={one}>
-                  {one}: {MEANS[one]}
-                </option>
-              ))}
-            </select>
-          </label>
+          <RoleChoice role={role} onRole={setRole} />
           <button>Grant</button>
         </form>
       )}

@@ -9,13 +9,15 @@ import { VcName } from "../parts/vcs";
 import { query } from "../router";
 import type { Vc } from "../rows";
 import { may } from "../session";
+import { UseOfAll } from "./tenant_use";
 import { ClusterFile } from "./tenants_file";
 
 export type Usage = Schemas["VcUsage"];
 
 /** The page of all virtual clusters. */
 export function TenantsPage() {
-  const tab = may("set-vcs") ? (query.value.get("tab") ?? "") : "";
+  const wanted = query.value.get("tab") ?? "";
+  const tab = wanted === "file" && !may("set-vcs") ? "" : wanted;
   return (
     <>
       <div class="title">
@@ -25,17 +27,16 @@ export function TenantsPage() {
         </span>
         <span class="more">{tab === "" && <Command line="skep vc ls" />}</span>
       </div>
-      {may("set-vcs") && (
-        <Tabs
-          tabs={[
-            ["", "Virtual clusters"],
-            ["file", "Cluster file"],
-          ]}
-          chosen={tab}
-          to={(one) => (one ? `/tenants?tab=${one}` : "/tenants")}
-        />
-      )}
-      {tab === "file" ? <ClusterFile /> : <List />}
+      <Tabs
+        tabs={[
+          ["", "Virtual clusters"],
+          ["use", "Use over time"],
+          ...(may("set-vcs") ? ([["file", "Cluster file"]] as [string, string][]) : []),
+        ]}
+        chosen={tab}
+        to={(one) => (one ? `/tenants?tab=${one}` : "/tenants")}
+      />
+      {tab === "file" ? <ClusterFile /> : tab === "use" ? <UseOfAll /> : <List />}
     </>
   );
 }

@@ -116,7 +116,7 @@ function options(
         ? {
             ...axis,
             size: AXIS_PX,
-            space: TIME_PX,
+            space: room,
             values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)),
           }
         : { ...axis, size: AXIS_PX },
@@ -141,6 +141,10 @@ function options(
     hooks: { draw: [(plot) => drawMarks(plot, marks.current ?? [])] },
   };
 }
+
+/** Return how far apart ticks are (pixels): a day is longer than a time of the day. */
+const room = (_: uPlot, __: number, low: number, high: number): number =>
+  high - low > 2 * 86_400 ? 90 : 50;
 
 /** Return a tick of the axis of time: the day, or the time of the day as finely as ticks are. */
 function time(at: number, step: number): string {
