@@ -53,3 +53,17 @@ def act(page: Any, verb: str, line: str = "") -> None:
     """Press the button of an action, and confirm it."""
     page.get_by_role("button", name=verb, exact=True).click()
     confirm(page, verb, line)
+
+
+def leaves(cluster: Embedded, folder: Path, script: str) -> str:
+    """Run a script that writes into `out/`; return the job once it has ended."""
+    code = folder / "code"
+    code.mkdir()
+    (code / "run.sh").write_text(f"mkdir out\n{script}\n")
+    spec = {"name": "leaves", "vc": "lab", "code": str(code), "outputs": ["out/"]}
+    path = folder / "spec.json"
+    path.write_text(json.dumps({**spec, "command": ["sh", "run.sh"]}))
+    told = json.loads(cluster.skep("submit", str(path), "--json"))
+    job: str = told["job"] if "job" in told else told["jobs"][0]["job"]
+    assert cluster.ended(job)["state"] == "succeeded", told
+    return job
