@@ -256,7 +256,7 @@ function Square({ leaf, big }: { leaf: Leaf; big: boolean }) {
       : cell.reserved
         ? "→"
         : "";
-  return <span class={names.join(" ")}>{text || " "}</span>;
+  return <span class={names.join(" ")}>{text || "\u00a0"}</span>;
 }
 
 /** How the GPUs of cells are used, as one bar; each part has the letters of its virtual cluster. */
