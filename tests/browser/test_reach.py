@@ -76,7 +76,7 @@ def things(house: Embedded) -> dict[str, str]:
         "budget": {"trials": 2},
         "parallel": 2,
         "method": "asha",
-        "rungs": {"first": 10, "last": 1000000, "eta": 3},
+        "rungs": {"first": 100_000, "last": 1_000_000, "eta": 3},
     }
     search = house.ask("POST", "/v1/searches", json.dumps(spec).encode()).body["search"]
     until(lambda: len(house.get(f"/v1/searches/{search}")["rows"]) == 2, "trials")

@@ -117,7 +117,6 @@ VIEWER_MUST_NOT: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/v1/replays", None),
     ("POST", "/v1/replays", REPLAY),
     ("DELETE", "/v1/replays/r1", None),
-    ("GET", "/v1/audit", None),
 )
 """What the pages of others ask for."""
 ASK = """

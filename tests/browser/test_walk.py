@@ -112,7 +112,7 @@ def test_what_waits_is_held_released_and_put_first(cluster: Embedded, page_as: P
 
 
 def test_what_would_help_may_be_a_priority(cluster: Embedded, page_as: PageAs) -> None:
-    running(cluster, name="holds", resources={"gpus": 3})
+    running(cluster, name="holds", resources={"gpus": 3}, over_quota="wait")
     first = submit(cluster, name="large", resources={"gpus": 4}, over_quota="wait", priority=5)
     job = submit(cluster, name="small", over_quota="wait")
     assert state(cluster, first) == "queued"
@@ -352,6 +352,7 @@ def test_a_window_that_is_open_is_ended(cluster: Embedded, page_as: PageAs) -> N
     dialog.get_by_role("combobox", name="For").select_option("other")
     dialog.get_by_label(re.compile("^Why")).fill("a demonstration")
     dialog.get_by_role("button", name="Reserve", exact=True).click()
+    expect(dialog).to_have_count(0)
     until(lambda: [one["open"] for one in cluster.get("/v1/windows")["windows"]] == [True], "open")
     (window,) = cluster.get("/v1/windows")["windows"]
     assert (window["nodes"], window["vc"], window["reason"]) == (
