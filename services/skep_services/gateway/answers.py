@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from skep.ledger.report import ReportTable
 from skep.wire.links import Link
 from skep.wire.notices import MessageShown, TargetShown
 from skep_services.gateway.cluster_answers import (
@@ -22,7 +23,6 @@ from skep_services.gateway.cluster_answers import (
     JobFate,
     PersonTold,
     PromiseRow,
-    ReportTable,
     VcChange,
     WindowRow,
 )

@@ -10,7 +10,7 @@ import { leave } from "./login";
 import { pages } from "./pages";
 import { Login } from "./pages/login";
 import { Palette, paletteOpen } from "./palette";
-import { Problem } from "./parts/basics";
+import { Command, Problem } from "./parts/basics";
 import { path } from "./router";
 import { logOut, me, myName, refusal, token } from "./session";
 import { type Choice, choice } from "./theme";
@@ -45,7 +45,13 @@ export function App() {
       <Side />
       <main id="page" tabIndex={-1}>
         <Problem text={problem.value} />
-        {shown ? <shown.Page key={shown.keyOf(path.value)} /> : <NoPage />}
+        {!shown ? (
+          <NoPage />
+        ) : shown.offered() ? (
+          <shown.Page key={shown.keyOf(path.value)} />
+        ) : (
+          <NotOffered name={shown.name} />
+        )}
       </main>
       <Palette />
     </div>
@@ -148,6 +154,20 @@ function Side() {
         </button>
       </div>
     </nav>
+  );
+}
+
+function NotOffered({ name }: { name: string }) {
+  return (
+    <>
+      <h1>{name}</h1>
+      <p>
+        Your roles do not reach this page. A manager of a virtual cluster can give you another one.
+      </p>
+      <p>
+        <Command line="skep whoami" />
+      </p>
+    </>
   );
 }
 

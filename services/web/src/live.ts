@@ -105,6 +105,8 @@ const tables: Record<string, Table<never>> = {
 
 /** `loading` until the first listing, then `live`, or `away` while the gateway does not answer. */
 export const standing = signal<"loading" | "live" | "away">("loading");
+/** How often the gateway came back after it was away: what is not in the tables is asked again then. */
+export const returns = signal(0);
 /** Why the state cannot be shown; empty: it can. */
 export const problem = signal("");
 /** How late the last change was shown after the gateway told it, in milliseconds. */
@@ -123,7 +125,6 @@ export async function follow(stop: AbortSignal): Promise<void> {
       cursor ||= await list(stop);
       failures = 0;
       for await (const frame of frames(cursor, stop)) {
-        standing.value = "live";
         if (frame.event === "reset") {
           cursor = "";
           break;
@@ -155,7 +156,7 @@ async function list(stop: AbortSignal): Promise<string> {
     stop,
   );
   problem.value = "";
-  standing.value = "live";
+  isLive();
   return cursor;
 }
 
@@ -169,6 +170,11 @@ async function listSome(names: string[], stop: AbortSignal): Promise<string> {
     }
   });
   return listing.cursor;
+}
+
+function isLive(): void {
+  if (standing.value === "away") returns.value += 1;
+  standing.value = "live";
 }
 
 function take(changes: Changes): void {
@@ -196,7 +202,7 @@ async function* frames(cursor: string, stop: AbortSignal): AsyncGenerator<Frame>
     const response = await open(path, { signal });
     if (!response.body) return;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    standing.value = "live";
+    isLive();
     for (let rest = ""; ;) {
       const { value, done } = await reader.read();
       if (done) throw new Error("the stream ended");

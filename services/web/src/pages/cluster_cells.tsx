@@ -21,7 +21,7 @@ import { count, many } from "../format";
 import { gpus, vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { Grid } from "../parts/grid";
-import { colourOf, HIDDEN, nameOf, names, ownOf, shortOf, VcLegend } from "../parts/vcs";
+import { colourOf, HIDDEN, Mark, nameOf, names, ownOf, shortOf, VcLegend } from "../parts/vcs";
 import { go, query } from "../router";
 import type { Window } from "../rows";
 import { Inside } from "./cluster_inside";
@@ -60,26 +60,11 @@ export function CellsView({ windows }: { windows: Window[] }) {
       <Path chains={chains.length} chain={focus?.chain.chain ?? ""} path={focus?.path ?? []} />
       <p class="legend dim">
         <VcLegend />
-        <span>
-          <i class="gpu free" />
-          idle
-        </span>
-        <span>
-          <i class="gpu vc-other borrowed" />
-          borrowed
-        </span>
-        <span>
-          <i class="gpu free claimed" />
-          reserved
-        </span>
-        <span>
-          <i class="gpu bad" />
-          bad
-        </span>
-        <span>
-          <i class="gpu free own own-other" />
-          line below: the owner's colour
-        </span>
+        <Mark gpu="free" text="idle" />
+        <Mark gpu="vc-other borrowed" text="borrowed" />
+        <Mark gpu="free claimed" text="reserved" />
+        <Mark gpu="bad" text="bad" />
+        <Mark gpu="free own own-other" text="line below: the owner's colour" />
       </p>
       {focus ? (
         <Focused chain={focus.chain} path={focus.path} windows={windows} />
@@ -295,7 +280,7 @@ function Square({ leaf, big }: { leaf: Leaf; big: boolean }) {
       : cell.reserved
         ? "→"
         : "";
-  return <span class={names.join(" ")}>{text || " "}</span>;
+  return <span class={names.join(" ")}>{text || "\u00a0"}</span>;
 }
 
 /** How the GPUs of cells are used, as one bar; each part has the letters of its virtual cluster. */

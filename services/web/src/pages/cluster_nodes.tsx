@@ -7,7 +7,8 @@ import { gpusByNode, sayGpu, useOfGpu } from "../gpus";
 import { nodes, standing } from "../live";
 import { Command, Empty, State } from "../parts/basics";
 import { Grid } from "../parts/grid";
-import { colourOf, shortOf, VcLegend } from "../parts/vcs";
+import { SearchBox } from "../parts/listing";
+import { colourOf, Mark, shortOf, VcLegend } from "../parts/vcs";
 import { query, setQuery } from "../router";
 import type { Gpu, Node, Window } from "../rows";
 
@@ -43,12 +44,9 @@ export function NodesView({ windows }: { windows: Window[] }) {
   return (
     <>
       <div class="controls">
-        <input
-          type="search"
-          aria-label="Search nodes"
-          placeholder="Search nodes, types, states, jobs, virtual clusters …"
-          value={query.value.get("q") ?? ""}
-          onInput={(event) => setQuery({ q: event.currentTarget.value })}
+        <SearchBox
+          label="Search nodes"
+          hint="Search nodes, types, states, jobs, virtual clusters …"
         />
         <span role="group" aria-label="Colours" class="group">
           {COLOURINGS.map(([value, text]) => (
@@ -107,37 +105,13 @@ function firstWindows(windows: Window[]): Map<string, Window> {
 function Legend({ by }: { by: string }) {
   return (
     <>
-      {by === "" && (
-        <span>
-          <i class="gpu held" />
-          held, with the number of the job
-        </span>
-      )}
+      {by === "" && <Mark gpu="held" text="held, with the number of the job" />}
       {by === "vc" && <VcLegend />}
-      {by === "use" && (
-        <span>
-          <i class="gpu use-high" />
-          in use, in percent
-        </span>
-      )}
-      {by !== "use" && (
-        <span>
-          <i class="gpu held borrowed" />
-          borrowed
-        </span>
-      )}
-      <span>
-        <i class="gpu free" />
-        free
-      </span>
-      <span>
-        <i class="gpu bad" />
-        bad
-      </span>
-      <span>
-        <i class="gpu drained" />
-        drained or lost
-      </span>
+      {by === "use" && <Mark gpu="use-high" text="in use, in percent" />}
+      {by !== "use" && <Mark gpu="held borrowed" text="borrowed" />}
+      <Mark gpu="free" text="free" />
+      <Mark gpu="bad" text="bad" />
+      <Mark gpu="drained" text="drained or lost" />
     </>
   );
 }

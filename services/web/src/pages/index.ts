@@ -2,6 +2,7 @@
 
 import type { ComponentType } from "preact";
 
+import { nameIn } from "../router";
 import { may } from "../session";
 import { AuditPage } from "./audit";
 import { ClusterPage } from "./cluster";
@@ -47,7 +48,7 @@ function page(name: string, path: string, Page: ComponentType, offered = () => t
 }
 
 function detail(name: string, under: string, Page: ComponentType): PageOf {
-  const nameOf = (path: string) => decodeURIComponent(path.slice(under.length + 1));
+  const nameOf = (path: string) => nameIn(path, under);
   return {
     name,
     path: under,

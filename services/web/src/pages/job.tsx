@@ -10,7 +10,7 @@ import { jobs } from "../live";
 import { ActionButtons, type Ask, AskDialog, asksFor } from "../parts/actions";
 import { At, Card, Command, Empty, Problem, Said, State, Tabs, Wide } from "../parts/basics";
 import type { Detail, Spec } from "../parts/spec";
-import { path, query } from "../router";
+import { nameIn, path, query } from "../router";
 import type { Job } from "../rows";
 import { may } from "../session";
 import { Blame } from "./job_blame";
@@ -26,7 +26,7 @@ import { Why } from "./job_why";
 
 /** The page. */
 export function JobPage() {
-  const name = decodeURIComponent(path.value.slice("/jobs/".length));
+  const name = nameIn(path.value, "/jobs");
   const live = jobs.get(name);
   // The row changes with the job: what is not in it is asked for again then.
   const key = JSON.stringify([

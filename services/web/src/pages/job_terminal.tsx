@@ -127,7 +127,7 @@ function Screen(props: {
         ref={box}
         role="region"
         aria-label={`Terminal in ${job}, rank ${run.rank}. Ctrl+Shift+Escape leaves it.`}
-        onKeyDown={(event) => {
+        onKeyDownCapture={(event) => {
           // Tab belongs to the shell: this is the way out for people without a mouse.
           if (event.key === "Escape" && event.ctrlKey && event.shiftKey) {
             event.preventDefault();

@@ -4,9 +4,10 @@ import { useMemo, useState } from "preact/hooks";
 
 import { ActionButtons, AskDialog, type Ask, asksFor } from "../parts/actions";
 import { At, Bar, Command, Empty, State } from "../parts/basics";
+import { Choices, ListTitle, SearchBox, VcChoice, wordsOf } from "../parts/listing";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { count, length, many, now, rate } from "../format";
-import { jobs, standing, vcs } from "../live";
+import { jobs, standing } from "../live";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
 import { me } from "../session";
@@ -182,7 +183,7 @@ function Why({ row }: { row: Job }) {
 /** Return the rows that a query asks for. */
 export function chosenRows(all: Job[], asked: URLSearchParams, person: string): Job[] {
   const state = asked.get("state") ?? "active";
-  const words = (asked.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  const words = wordsOf(asked);
   const vc = asked.get("vc");
   const owner = asked.get("mine") ? person : asked.get("owner");
   return all.filter((row) => {
@@ -244,15 +245,7 @@ export function JobsPage() {
   };
   return (
     <>
-      <div class="title">
-        <h1>Jobs</h1>
-        <span class="dim" role="status">
-          {count(rows.length)} shown
-        </span>
-        <span class="more">
-          <Command line={lineOf(asked)} />
-        </span>
-      </div>
+      <ListTitle title="Jobs" shown={rows.length} line={lineOf(asked)} />
       <Filters asked={asked} person={person} />
       {taken.length > 0 && (
         <div class="controls" role="group" aria-label="What to do with the chosen jobs">
@@ -290,33 +283,12 @@ export function JobsPage() {
 }
 
 function Filters({ asked, person }: { asked: URLSearchParams; person: string }) {
-  const state = asked.get("state") ?? "active";
-  const names = [...vcs.all.value].map((row) => row.vc).sort();
   const [saving, setSaving] = useState("");
   return (
     <>
       <div class="controls">
-        <input
-          type="search"
-          placeholder="Search names, labels (team=vision), nodes, reasons …"
-          aria-label="Search"
-          value={asked.get("q") ?? ""}
-          onInput={(event) => setQuery({ q: event.currentTarget.value })}
-        />
-        <label>
-          <span class="hidden">Virtual cluster</span>
-          <select
-            value={asked.get("vc") ?? ""}
-            onChange={(event) => setQuery({ vc: event.currentTarget.value })}
-          >
-            <option value="">All virtual clusters</option>
-            {names.map((name) => (
-              <option key={name} value={name}>
-                {name}
-              </option>
-            ))}
-          </select>
-        </label>
+        <SearchBox label="Search" hint="Search names, labels (team=vision), nodes, reasons …" />
+        <VcChoice />
         {person && (
           <button
             type="button"
@@ -328,16 +300,7 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
         )}
       </div>
       <div class="controls" role="group" aria-label="States">
-        {STATES.map((one) => (
-          <button
-            key={one}
-            type="button"
-            aria-pressed={state === one}
-            onClick={() => setQuery({ state: one === "active" ? "" : one })}
-          >
-            {one}
-          </button>
-        ))}
+        <Choices name="state" choices={STATES} usual="active" />
         {views.value.map((view) => (
           <span key={view.name} class="chip">
             <a href={`/jobs?${view.query}`}>{view.name}</a>

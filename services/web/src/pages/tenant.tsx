@@ -1,12 +1,12 @@
 // One virtual cluster: its cells and who is in them, its people, accounts, promises and settings.
 
 import { answered, api, type Schemas } from "../api";
-import { useAnew } from "../asking";
+import { useAnew, useAsked } from "../asking";
 import { count, many, percent } from "../format";
 import { gpus, vcs } from "../live";
 import { Card, Command, Empty, Problem, Tabs } from "../parts/basics";
 import { VcName } from "../parts/vcs";
-import { path, query } from "../router";
+import { nameIn, path, query } from "../router";
 import type { Vc } from "../rows";
 import { may } from "../session";
 import { hrefOf } from "./cluster_cells";
@@ -18,7 +18,7 @@ import { lentOf, sayOwned, type Usage } from "./tenants";
 
 /** The page. */
 export function TenantPage() {
-  const name = decodeURIComponent(path.value.slice("/tenants/".length));
+  const name = nameIn(path.value, "/tenants");
   const row = vcs.get(name);
   const tab = query.value.get("tab") ?? "";
   const { value: usage, problem } = useAnew(
@@ -235,7 +235,12 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
 }
 
 function Settings({ usage }: { usage: Usage }) {
-  const templates = Object.entries(usage.templates);
+  // Those of the cluster file, and those that managers set: no row of the state tells of these.
+  const { value, problem } = useAsked(
+    () => answered(api.GET("/v1/templates", { params: { query: { vc: usage.vc } } })),
+    [usage],
+  );
+  const templates = value?.templates ?? [];
   return (
     <>
       <Card title="Policy" aside={<Command line="skep policies" />}>
@@ -257,18 +262,20 @@ function Settings({ usage }: { usage: Usage }) {
         </dl>
       </Card>
       <Card title="Templates" aside={<Command line={`skep template ls --vc ${usage.vc}`} />}>
-        {!templates.length && (
+        <Problem text={problem} />
+        {value && !templates.length && (
           <Empty>
-            It has none. They are set in the cluster file, under <code>templates</code>.
+            It has none. An operator sets them in the cluster file, under <code>templates</code>; a
+            manager by <Command line={`skep template set NAME template.yaml --vc ${usage.vc}`} />
           </Empty>
         )}
-        {templates.map(([name, template]) => (
+        {templates.map(({ name, about, of, spec, fixed }) => (
           <details key={name} class="inside">
             <summary>
-              {name} <span class="dim">{String((template as { about?: string }).about ?? "")}</span>
+              {name} <span class="chip">of the {of}</span> <span class="dim">{about}</span>
             </summary>
             <pre class="wide" tabIndex={0}>
-              {JSON.stringify(template, null, 2)}
+              {JSON.stringify({ spec, fixed }, null, 2)}
             </pre>
           </details>
         ))}

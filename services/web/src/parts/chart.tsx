@@ -144,7 +144,7 @@ function options(
 
 /** Return how far apart ticks are (pixels): a day is longer than a time of the day. */
 const room = (_: uPlot, __: number, low: number, high: number): number =>
-  high - low > 2 * 86_400 ? 90 : 50;
+  high - low > 2 * 86_400 ? 90 : TIME_PX;
 
 /** Return a tick of the axis of time: the day, or the time of the day as finely as ticks are. */
 function time(at: number, step: number): string {

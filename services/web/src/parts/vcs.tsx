@@ -78,3 +78,13 @@ export function VcLegend() {
     </>
   );
 }
+
+/** How a GPU is drawn, and what that means. */
+export function Mark({ gpu, text }: { gpu: string; text: string }) {
+  return (
+    <span>
+      <i class={`gpu ${gpu}`} />
+      {text}
+    </span>
+  );
+}
