@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skep.units import NS_PER_SECOND
 from tests.browser.conftest import PageAs
 from tests.browser.kit import ATTACK, expect, leaves, running, submit
 from tests.support.embedded import Embedded, until
@@ -192,15 +194,17 @@ def test_people_reasons_and_templates(cluster: Embedded, page_as: PageAs) -> Non
     reply = cluster.ask("PUT", "/v1/templates/lab/note", json.dumps(template).encode())
     assert reply.status < 300, reply
     look(page, "/tenants/lab?tab=settings", "onerror")
+    begins = time.time_ns() + 3600 * NS_PER_SECOND
     window = {
         "name": "w-note",
         "nodes": ["node-2"],
-        "begins": 4_000_000_000_000_000_000,
-        "ends": 4_000_000_000_000_000_000 + 3600 * 10**9,
+        "begins": begins,
+        "ends": begins + 3600 * NS_PER_SECOND,
         "vc": "",
-        "reason": f"{BACKWARDS}{ATTACK}"[:256],
+        "reason": ATTACK,
     }
-    cluster.ask("POST", "/v1/admin/reserve", json.dumps({"window": window}).encode())
+    reply = cluster.ask("POST", "/v1/admin/reserve", json.dumps({"window": window}).encode())
+    assert reply.status < 300, reply
     until(lambda: cluster.get("/v1/windows")["windows"], "a window is booked")
     look(page, "/cluster?tab=windows", "onerror")
     look(page, "/cluster")

@@ -162,7 +162,7 @@ def offered(page: Any) -> set[str]:
         "[...document.querySelectorAll('main button, main a.button')]"
         ".map((one) => (one.ariaLabel ?? one.textContent).trim())"
     )
-    return CHANGES & set(names)
+    return set(CHANGES) & set(names)
 
 
 def opened(page: Any, path: str) -> Any:

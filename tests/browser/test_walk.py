@@ -175,7 +175,8 @@ def test_a_log_is_followed_and_its_ranks_are_told_apart(
     cluster: Embedded, page_as: PageAs, tmp_path: Path
 ) -> None:
     gate = tmp_path / "go"
-    says = f'echo "rank $RANK begins"; while [ ! -e {gate} ]; do sleep 0.05; done; echo "rank $RANK goes on"'
+    waits = f"while [ ! -e {gate} ]; do sleep 0.05; done"
+    says = f'echo "rank $RANK begins"; {waits}; echo "rank $RANK goes on"'
     job = running(cluster, ["sh", "-c", f"{says}; sleep 600"], resources={"gpus": 1, "workers": 2})
     page = page_as("operator", f"/jobs/{job}?tab=logs&rank=all")
     log = page.get_by_role("log")
@@ -237,26 +238,23 @@ def test_many_jobs_are_changed_at_once(cluster: Embedded, page_as: PageAs) -> No
         expect(page.get_by_role("dialog")).to_have_count(0)
 
     choose("Suspend", "skep suspend " + " ".join(sorted(trained, reverse=True)))
-    for job in trained:
-        until(lambda job=job: state(cluster, job) == "suspended", f"{job} is suspended")
+    until(lambda: all(state(cluster, job) == "suspended" for job in trained), "each is suspended")
     expect(page.get_by_role("row").filter(has_text="suspended")).to_have_count(2)
     choose("Resume", "skep resume")
-    for job in trained:
-        until(lambda job=job: state(cluster, job) == "running", f"{job} runs")
+    until(lambda: all(state(cluster, job) == "running" for job in trained), "each runs")
     page.get_by_label("Search").fill("queue")
     choose("Hold", "skep hold")
-    for job in waits:
-        until(lambda job=job: shown(cluster, job)["why"] == "held", f"{job} is held")
+    until(lambda: all(shown(cluster, job)["why"] == "held" for job in waits), "each is held")
     expect(page.get_by_role("row").filter(has_text="held")).to_have_count(2)
     choose("Release", "skep release")
-    for job in waits:
-        until(lambda job=job: shown(cluster, job)["why"] != "held", f"{job} is released")
+    until(lambda: all(shown(cluster, job)["why"] != "held" for job in waits), "each is released")
     page.get_by_label("Choose all that are shown").check()
     chosen.get_by_role("button", name="Priority", exact=True).click()
     page.get_by_role("dialog").get_by_label(re.compile("^priority")).fill("9")
     confirm(page, "Priority", "skep set-priority")
-    for job in waits:
-        until(lambda job=job: shown(cluster, job)["priority"] == 9, f"priority of {job}")
+    until(
+        lambda: all(shown(cluster, job)["priority"] == 9 for job in waits), "the priority of each"
+    )
     page.get_by_label("Choose all that are shown").check()
     page.get_by_role("button", name="choose none").click()
     expect(chosen).to_have_count(0)
