@@ -168,7 +168,7 @@ SEARCH: dict[str, Any] = {
 ARRAY = {
     "name": "evaluate",
     "vc": "sweeps",
-    "command": "echo fold $SKEP_ARRAY_TASK; sleep 40",
+    "command": "echo fold $SKEP_ARRAY_INDEX; sleep 40",
     "array": "0-39%2",
     "resources": {"gpus": 1},
 }
