@@ -24,15 +24,16 @@ import struct
 import sys
 import tempfile
 import time
+import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 import aiohttp
 
 from benchmarks._sample import percentiles, say
-from benchmarks.cells import RACKS, SEED, Bench, all_levels, cluster
+from benchmarks.cells import RACKS, SEED, Bench, Tenants, all_levels, cluster
 from skep.machines.base import Effect, Record
 from skep.units import Instant
 from skep.wire import codec, subjects
@@ -55,6 +56,7 @@ WAITING = 4
 """One of so many jobs waits, the others run."""
 FACTS_OF_A_TURN = 6
 """Facts when one job is submitted, another starts, and another ends."""
+TURN_S_MIN = 0.005
 HEAD = struct.Struct("<BHI")
 STORE, SEND = 0, 1
 TABLES = "totals,alerts,vcs,searches"
@@ -84,8 +86,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 class Feed(Bench):
     """An allocator by the clock, whose records go to a gateway."""
 
-    def __init__(self, nodes: int) -> None:
-        """Begin with all nodes there."""
+    def __init__(self, nodes: int, tenants: Callable[[int], Tenants] = all_levels) -> None:
+        """Begin with all nodes there, of tenants by the nodes of a rack."""
         self.records: list[tuple[int, str, bytes]] = []
         self.sent_at: dict[tuple[str, str], int] = {}
         self.bound_jobs: deque[JobBound] = deque()
@@ -95,11 +97,15 @@ class Feed(Bench):
         self._chain = Chain("records", EpochBegan)
         self._write([EpochBegan(epoch=1, owner="bench", rules=RULES)])
         per_rack = max(1, nodes // RACKS)
-        super().__init__(cluster(per_rack, all_levels(per_rack)))
+        super().__init__(cluster(per_rack, tenants(per_rack)))
+
+    def clock(self) -> Instant:
+        """Return the time."""
+        return Instant(time.time_ns())
 
     def decide(self, event: Any) -> list[Effect]:
         """Decide an event now; its facts are one record."""
-        self.now = Instant(time.time_ns())
+        self.now = self.clock()
         effects = self.machine.decide(event, self.now)
         facts = [effect.fact for effect in effects if isinstance(effect, Record)]
         if facts:
@@ -117,9 +123,8 @@ class Feed(Bench):
         self.records.append((STORE, subjects.ALLOC_FACTS, payload))
         self.facts += len(facts)
 
-    def submit(self) -> None:
-        """A person submits a job of one GPU."""
-        self.jobs += 1
+    def spec(self) -> tuple[JobSpec, str]:
+        """Return the next job, of one GPU, and its owner."""
         spec = JobSpec(
             name=f"{self.rng.choice(('train', 'tune', 'eval'))}-{self.rng.randrange(10_000)}",
             vc=f"vc{self.rng.randrange(4)}",
@@ -128,12 +133,13 @@ class Feed(Bench):
             labels={"project": f"p{self.rng.randrange(40)}"},
             size=SizeHint(mini_batches=1_000 * self.rng.randrange(10, 1_000)),
         )
-        fact = Admitted(
-            job=f"j{self.jobs}",
-            spec=spec,
-            submitted_at=Instant(time.time_ns()),
-            owner=f"person{self.rng.randrange(100)}",
-        )
+        return spec, f"person{self.rng.randrange(100)}"
+
+    def submit(self) -> None:
+        """A person submits a job."""
+        self.jobs += 1
+        spec, owner = self.spec()
+        fact = Admitted(job=f"j{self.jobs}", spec=spec, submitted_at=self.clock(), owner=owner)
         self.decide(codec.Facts(service="admission", at=fact.submitted_at, facts=(fact,)))
 
     def start(self) -> None:
@@ -141,7 +147,7 @@ class Feed(Bench):
         if self.bound_jobs:
             fact = self.bound_jobs.popleft()
             for member in fact.members:
-                now = Instant(time.time_ns())
+                now = self.clock()
                 self.decide(
                     MemberStarted(
                         node=member.node,
@@ -199,19 +205,30 @@ class Page:
         self.frame_ms: list[float] = []
 
     async def read(self, port: int) -> None:
-        """Read until cancelled."""
+        """Read until cancelled, compressed as browsers do."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
         writer.write(
-            b"GET /v1/state/changes HTTP/1.1\r\nHost: bench\r\n"
+            b"GET /v1/state/changes HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\n"
             b"Authorization: Bearer %b\r\n\r\n" % OPERATOR.encode()
         )
-        while self._notes:
-            line = await reader.readline()
-            self.bytes += len(line)
-            if line.startswith(b"data: "):
-                self._note(json.loads(line[6:]))
+        if self._notes:
+            await self._look(reader)
         while data := await reader.read(2**16):
             self.bytes += len(data)
+
+    async def _look(self, reader: asyncio.StreamReader) -> None:
+        """Look into every frame, chunk by chunk."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        packed, rest = b"Content-Encoding: gzip" in head, b""
+        plain = zlib.decompressobj(wbits=31)
+        while size := int(await reader.readline(), 16):
+            data = await reader.readexactly(size)
+            await reader.readexactly(2)
+            self.bytes += size
+            *lines, rest = (rest + (plain.decompress(data) if packed else data)).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: "):
+                    self._note(json.loads(line[6:]))
 
     def _note(self, data: Any) -> None:
         now, sent_at = time.perf_counter_ns(), self._feed.sent_at
@@ -322,13 +339,14 @@ async def go_on(pipe: asyncio.StreamWriter, feed: Feed, facts: int) -> None:
         feed.start()
         feed.end()
         if time.monotonic() >= rates_at:
-            rates_at += 1.0
+            rates_at = max(rates_at + 1.0, time.monotonic())
             feed.rates()
             feed.heartbeats()
         pipe.write(b"".join(feed.taken()))
         await pipe.drain()
-        at += turn_s
-        await asyncio.sleep(max(0.0, at - time.monotonic()))
+        # What cannot be kept up with is left out: a browser that is driven here needs its turns.
+        at = max(at + turn_s, time.monotonic())
+        await asyncio.sleep(max(TURN_S_MIN, at - time.monotonic()))
 
 
 async def _cores(pid: int, seconds: float) -> float:

@@ -35,6 +35,10 @@ class Issuer:
         self.devices = True
         self.secret: str | None = None
         """What the client must show."""
+        self.names_itself = True
+        """Whether it says that its answers to browsers have `iss`."""
+        self.exchanges = 0
+        """How often a code was to be redeemed."""
 
     def token(self, **claims: Any) -> str:
         """Return an ID token; what is given replaces what would be in it, None takes it out."""
@@ -69,12 +73,14 @@ class Issuer:
         return made
 
     async def about(self, _: web.Request) -> web.Response:
-        told = {
+        told: dict[str, Any] = {
             "issuer": self.issuer,
             "jwks_uri": f"{self.issuer}/keys",
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
         }
+        if self.names_itself:
+            told["authorization_response_iss_parameter_supported"] = True
         if self.devices:
             told["device_authorization_endpoint"] = f"{self.issuer}/device"
         return web.json_response(told)
@@ -118,6 +124,7 @@ class Issuer:
         body = dict(await request.post())
         assert body.get("client_secret") == self.secret
         if body["grant_type"] == "authorization_code":
+            self.exchanges += 1
             asked = self.codes.pop(str(body["code"]), None)
             if asked is None or asked["redirect_uri"] != body["redirect_uri"]:
                 return web.json_response({"error": "invalid_grant"}, status=400)

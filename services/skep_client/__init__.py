@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from skep.wire.search import SearchSpec
 from skep.wire.spec import JobSpec
+from skep_client.alerts import Alert
 from skep_client.async_client import AsyncClient
 from skep_client.client import Client
 from skep_client.errors import (
@@ -30,6 +31,7 @@ from skep_client.errors import (
 from skep_client.sessions import Executed
 
 __all__ = [
+    "Alert",
     "AsyncClient",
     "BadAnswerError",
     "BadCallError",

@@ -27,6 +27,7 @@ from skep.wire.changes import (
 )
 from skep.wire.search import SearchSpec
 from skep_client import calls, sessions, steps, transfers
+from skep_client.alerts import Alert, alerts_of
 from skep_client.calls import Call, JobLike, Spec
 from skep_client.route import (
     BODY_BYTES_MAX,
@@ -67,6 +68,10 @@ from skep_services.gateway.answers import (
     OutputList,
     Plan,
     PromiseList,
+    RateCourse,
+    ReplayDetail,
+    ReplayList,
+    ReplayRow,
     Report,
     Requeued,
     SearchBegun,
@@ -259,6 +264,10 @@ class AsyncClient:
     async def curve(self, job: JobLike) -> Curve:
         """Return what a job said about its training."""
         return await self._call(calls.curve(job))
+
+    async def rates(self, job: JobLike) -> RateCourse:
+        """Return how fast a job went over time, and what may have changed that."""
+        return await self._call(calls.rates(job))
 
     async def trace(self, job: JobLike) -> Trace:
         """Return the spans of a job."""
@@ -582,6 +591,34 @@ class AsyncClient:
     async def history(self, hours: int = 24, *, vc: str | None = None) -> History:
         """Return the cluster over the last hours, a row for each five minutes."""
         return await self._call(calls.history(hours=hours, vc=vc))
+
+    async def alerts(self, *, vc: str | None = None) -> list[Alert]:
+        """Return what needs a look and what to do about it, the worst first."""
+        return alerts_of(await self._call(calls.state("alerts", vc=vc)))
+
+    async def replays(self) -> ReplayList:
+        """Return the replays that the gateway keeps, for operators; the newest first."""
+        return await self._call(calls.replays())
+
+    async def replay(self, replay: str) -> ReplayDetail:
+        """Return a replay, with its outcome once it is done."""
+        return await self._call(calls.replay(replay))
+
+    async def begin_replay(
+        self, since: int, until: int, policies: Mapping[str, Mapping[str, Any]]
+    ) -> ReplayRow:
+        """Begin to simulate what a past span would have been under other policies.
+
+        Args:
+            since: When the span began (Unix ns).
+            until: When it ended.
+            policies: By virtual cluster the other policy: `{"name": "srtf"}`, with its `options`.
+        """
+        return await self._call(calls.begin_replay(since, until, policies))
+
+    async def end_replay(self, replay: str) -> ReplayRow:
+        """End a replay that runs."""
+        return await self._call(calls.end_replay(replay))
 
     async def whoami(self) -> WhoAmI:
         """Return what the gateway takes the caller for."""

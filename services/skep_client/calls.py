@@ -54,6 +54,10 @@ from skep_services.gateway.answers import (
     OutputList,
     Plan,
     PromiseList,
+    RateCourse,
+    ReplayDetail,
+    ReplayList,
+    ReplayRow,
     Report,
     Requeued,
     SearchBegun,
@@ -303,6 +307,11 @@ def curve(name: JobLike) -> Call[Curve]:
     return Call(method="GET", path=of_job(name, "/curve"), answer=Curve)
 
 
+def rates(name: JobLike) -> Call[RateCourse]:
+    """Ask how fast a job went over time."""
+    return Call(method="GET", path=of_job(name, "/rates"), answer=RateCourse)
+
+
 def trace(name: JobLike) -> Call[Trace]:
     """Ask for the spans of a job."""
     return Call(method="GET", path=of_job(name, "/trace"), answer=Trace)
@@ -495,6 +504,33 @@ def state(tables: str, **wanted: Any) -> Call[StateList]:
 def history(**wanted: Any) -> Call[History]:
     """Ask for the cluster over the last hours."""
     return Call(method="GET", path=query("/v1/history", **wanted), answer=History)
+
+
+def replays() -> Call[ReplayList]:
+    """List the replays that the gateway keeps."""
+    return Call(method="GET", path="/v1/replays", answer=ReplayList)
+
+
+def of_replay(name: str) -> str:
+    """Return the path of a replay."""
+    return f"/v1/replays/{quote(_said(name, 'a replay'))}"
+
+
+def replay(name: str) -> Call[ReplayDetail]:
+    """Ask for a replay with its outcome."""
+    return Call(method="GET", path=of_replay(name), answer=ReplayDetail)
+
+
+def begin_replay(since: int, until: int, policies: Mapping[str, Any]) -> Call[ReplayRow]:
+    """Have a past span simulated under other policies."""
+    tree = {"since": since, "until": until, "policies": policies}
+    body = encoded(tree, "the replay")
+    return Call(method="POST", path="/v1/replays", answer=ReplayRow, body=body)
+
+
+def end_replay(name: str) -> Call[ReplayRow]:
+    """End a replay that runs."""
+    return Call(method="DELETE", path=of_replay(name), answer=ReplayRow)
 
 
 def health() -> Call[Health]:

@@ -13,6 +13,7 @@ import pytest
 
 from tests import needs
 from tests.support.embedded import Embedded
+from tests.support.shared import left_idle, two_nodes
 
 PEOPLE = {"vera": "viewer", "sam": "submitter", "mia": "manager"}
 """The people of the virtual cluster lab, and their roles."""
@@ -30,38 +31,18 @@ WITHIN_MS = 20_000
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """Two nodes with four slots each; virtual clusters lab and other with four GPUs each."""
-    cluster = Embedded(tmp_path_factory.mktemp("browser"))
-    try:
-        cluster.up(
-            "--nodes",
-            "2",
-            "--gpus",
-            "4",
-            "--vc",
-            "lab=4",
-            "--vc",
-            "other=4",
-            "--port",
-            "0",
-            "--people",
-        )
+    home = tmp_path_factory.mktemp("browser")
+    with two_nodes(Embedded(home), ("lab", "other"), "--people") as cluster:
         for person, role in PEOPLE.items():
             cluster.skep("user", "add", person)
             cluster.skep("role", "grant", person, role, "--vc", "lab")
         yield cluster
-    finally:
-        cluster.down()
 
 
 @pytest.fixture
 def cluster(house: Embedded) -> Iterator[Embedded]:
     """The cluster, idle before the test and after it, whatever the test left running."""
-    yield house
-    left = [row["job"] for row in house.get("/v1/jobs?state=active")["jobs"]]
-    for job in left:
-        house.ask("DELETE", f"/v1/jobs/{job}")
-    for job in left:
-        house.ended(job)
+    yield from left_idle(house)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +59,9 @@ def tokens(house: Embedded) -> dict[str, str]:
 def browser() -> Iterator[Any]:
     """A browser. Each file has one of its own, as its event loop must not meet those of others."""
     needs.require("playwright", "chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=WITHIN_MS)
     with sync_playwright() as driver:
         launched = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=list(CHROMIUM_OPTIONS)

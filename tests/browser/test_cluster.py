@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 import pytest
 
 from tests.browser.conftest import PageAs, axe
+from tests.browser.kit import confirm, expect, running
 from tests.support.embedded import Embedded, until
-
-expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
-WAIT = ["sh", "-c", "sleep 600"]
 NODES, GPUS = 1000, 8
 SMOOTH_MS = 100
 TABS = ("people", "accounts", "promises", "settings")
 
 
-def submit(cluster: Embedded, **more: Any) -> str:
-    """Submit a job as the operator, and wait for its start; return its id."""
-    spec = {"name": "test", "vc": "lab", "command": WAIT, "resources": {"gpus": 1}, **more}
-    reply = cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode())
-    assert reply.status in {201, 202}, reply
-    job: str = reply.body["job"]
-    cluster.started(job)
-    return job
-
-
-def confirm(page: Any, verb: str, line: str) -> None:
-    """Confirm what is asked, after a look at the line that does the same."""
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(line)
-    dialog.get_by_role("button", name=verb, exact=True).click()
-
-
 def test_cells_are_zoomed_into_down_to_a_gpu(cluster: Embedded, page_as: PageAs) -> None:
-    job = submit(cluster)
-    borrower = submit(cluster, vc="other", resources={"gpus": 4}, service_class="opportunistic")
+    job = running(cluster)
+    borrower = running(cluster, vc="other", resources={"gpus": 4}, service_class="opportunistic")
     page = page_as("operator", "/cluster?tab=cells")
     where = page.get_by_role("navigation", name="Where this is")
     place = cluster.get(f"/v1/jobs/{borrower}")["place"].partition(":")[0]
@@ -60,7 +39,7 @@ def test_cells_are_zoomed_into_down_to_a_gpu(cluster: Embedded, page_as: PageAs)
 
 
 def test_a_tenant_reads_no_name_of_another_in_the_cells(cluster: Embedded, page_as: PageAs) -> None:
-    job = submit(cluster, vc="other", name="theirs")
+    job = running(cluster, vc="other", name="theirs")
     page = page_as("viewer", "/cluster?tab=cells")
     expect(page.get_by_role("main")).to_contain_text("another virtual cluster")
     expect(page.get_by_role("link", name=job, exact=True)).to_have_count(0)
@@ -101,7 +80,7 @@ def test_nodes_are_reserved_and_given_up(cluster: Embedded, page_as: PageAs) -> 
 def test_the_cluster_file_is_checked_planned_and_applied(
     cluster: Embedded, page_as: PageAs
 ) -> None:
-    job = submit(cluster, resources={"gpus": 2})
+    job = running(cluster, resources={"gpus": 2})
     page = page_as("operator", "/tenants?tab=file")
     box = page.get_by_role("textbox", name=re.compile("^Chains"))
     first = box.input_value()
@@ -185,7 +164,7 @@ def test_a_thousand_nodes_stay_smooth(page_as: PageAs) -> None:
         for place, name in enumerate(names)
         for index in range(GPUS)
     ]
-    page.route("**/v1/state", lambda route: route.fulfill(json=state))
+    page.route(re.compile(r"/v1/state\?"), lambda route: route.fulfill(json=state))
     page.route("**/v1/state/changes*", lambda route: None)
     page.reload()
     expect(page.get_by_text("1,000 nodes, 8,000 GPUs")).to_be_visible()

@@ -8,30 +8,21 @@ import re
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.browser.conftest import PageAs, axe
-from tests.browser.test_pages import ATTACK, WAIT, submit
+from tests.browser.kit import ATTACK, CURVE, WAIT, expect, running, submit
 from tests.support.embedded import DIRECT, Embedded
-
-expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
-CURVE = Path(__file__).parents[1] / "e2e/jobs/curve.py"
 PAINTED = r"printf '\033[31mred\033[0m plain\n\033]0;title\007%s\n%05000d\n' '" + ATTACK + "' 7"
 
 
-def trains(cluster: Embedded, **more: Any) -> str:
+def trains(cluster: Embedded) -> str:
     """Submit a job that reports an accuracy for a long time; return its id once it runs."""
-    spec = {"name": "trains", "vc": "lab", "script": str(CURVE), "args": ["0.01", "100000"], **more}
-    reply = cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode())
-    assert reply.status in {201, 202}, reply
-    job: str = reply.body["job"]
-    cluster.started(job)
-    return job
+    return running(cluster, name="trains", script=str(CURVE), args=["0.01", "100000"])
 
 
 def test_rates_and_curves_show_with_what_was_decided(cluster: Embedded, page_as: PageAs) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import WITHIN_MS, PageAs, axe
+from tests.browser.kit import ATTACK, CURVE, expect
 from tests.support.embedded import Embedded, until
-
-expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
 
-CURVE = Path(__file__).parents[1] / "e2e" / "jobs" / "curve.py"
-ATTACK = "<img src=x onerror=window.attacked=1>"
 STEPS = 20_000
 """More mini-batches than a trial makes in a test: it runs until it is told not to."""
 PAGES = (

@@ -6,37 +6,17 @@ the document.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-from typing import Any
 
 import pytest
 
 from tests.browser.conftest import PageAs, axe
+from tests.browser.kit import ATTACK, WAIT, expect, state, submit
 from tests.support.embedded import Embedded, until
 
-expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
-
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
-
-ATTACK = "<img src=x onerror=window.attacked=1><script>window.attacked=1</script>"
-WAIT = ["sh", "-c", "echo begun; sleep 600"]
-
-
-def submit(cluster: Embedded, command: list[str], **more: Any) -> str:
-    """Submit a job with one GPU as the operator; return its id."""
-    spec = {"name": "test", "vc": "lab", "command": command, "resources": {"gpus": 1}, **more}
-    reply = cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode())
-    assert reply.status in {201, 202}, reply
-    job: str = reply.body["job"]
-    return job
-
-
-def state(cluster: Embedded, job: str) -> str:
-    told: str = cluster.get(f"/v1/jobs/{job}")["state"]
-    return told
 
 
 def test_a_job_shows_as_it_starts_and_can_be_cancelled(cluster: Embedded, page_as: PageAs) -> None:

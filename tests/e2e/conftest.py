@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.bare_client import Answer, bare_client
 from tests.support.embedded import Embedded, until
+from tests.support.shared import left_idle, two_nodes
 
 JOBS = Path(__file__).parent / "jobs"
 SITE_PACKAGES = sysconfig.get_path("purelib")
@@ -29,35 +30,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
         "SKEP_LOG_BYTES_MAX": str(LOG_BYTES_MAX),
         "SKEP_CONTAINER_FOLDERS": f"{SITE_PACKAGES}:{JOBS}",
     }
-    cluster = Embedded(home, settings)
-    try:
-        cluster.up(
-            "--nodes",
-            "2",
-            "--gpus",
-            "4",
-            "--vc",
-            "nlp=4",
-            "--vc",
-            "vision=4",
-            "--port",
-            "0",
-            "--secrets",
-        )
+    with two_nodes(Embedded(home, settings), ("nlp", "vision"), "--secrets") as cluster:
         yield cluster
-    finally:
-        cluster.down()
 
 
 @pytest.fixture
 def cluster(shared: Embedded) -> Iterator[Embedded]:
     """The shared cluster, idle before the test and after it, whatever the test left running."""
-    yield shared
-    left = [row["job"] for row in shared.get("/v1/jobs?state=active")["jobs"]]
-    for job in left:
-        shared.ask("DELETE", f"/v1/jobs/{job}")
-    for job in left:
-        shared.ended(job)
+    yield from left_idle(shared)
 
 
 class Tenant:

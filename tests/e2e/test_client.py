@@ -26,6 +26,7 @@ from skep_client import (
     SessionError,
     UnauthorizedError,
 )
+from skep_services.gateway.alerts import Code
 from skep_services.gateway.answers import ChangeTaken
 from skep_services.gateway.operations import OPERATIONS
 from tests.support.embedded import Embedded, until
@@ -45,6 +46,7 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/plan"): ("plan",),
     ("GET", "/v1/jobs/{job}/why"): ("why", "what_if"),
     ("GET", "/v1/jobs/{job}/curve"): ("curve",),
+    ("GET", "/v1/jobs/{job}/rates"): ("rates",),
     ("GET", "/v1/jobs/{job}/trace"): ("trace",),
     ("GET", "/v1/jobs/{job}/blame"): ("blame",),
     ("GET", "/v1/jobs/{job}/logs"): ("logs",),
@@ -69,7 +71,7 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/vcs"): ("vcs",),
     ("GET", "/v1/vcs/{vc}/usage"): ("usage",),
     ("GET", "/v1/report"): ("report",),
-    ("GET", "/v1/state"): ("state",),
+    ("GET", "/v1/state"): ("alerts", "state"),
     ("GET", "/v1/history"): ("history",),
     ("GET", "/v1/jobs/{job}/links"): ("links",),
     ("GET", "/v1/usage"): ("usages",),
@@ -90,6 +92,10 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/whoami"): ("whoami",),
     ("GET", "/v1/health"): ("health",),
     ("GET", "/v1/cells"): ("get",),
+    ("GET", "/v1/replays"): ("replays",),
+    ("POST", "/v1/replays"): ("begin_replay",),
+    ("GET", "/v1/replays/{replay}"): ("replay",),
+    ("DELETE", "/v1/replays/{replay}"): ("end_replay",),
 }
 """Which methods ask for an operation: every one of them is called on the cluster below."""
 WITHOUT = {
@@ -99,7 +105,6 @@ WITHOUT = {
     "secrets": "`skep secret` seals values, which must not come into a notebook",
     "GET /v1/jobs/{job}/events": "`events(job=...)` lists the same",
     "GET /v1/cells.svg": "a picture",
-    "GET /v1/jobs/{job}/rates": "`get`: for the page",
     "GET /v1/policies": "`get`: for the page; `skep policies` needs no cluster",
     "GET /v1/cluster-file": "for the page; `skep vc` has the file",
     "POST /v1/cluster-file/check": "for the page; `skep vc check` does the same",
@@ -187,6 +192,13 @@ def test_every_method_on_a_cluster(client: Client, tmp_path: Path) -> None:
 
 
 def _lists(client: Client) -> None:
+    assert {one.code for one in client.alerts()} <= {code.value for code in Code}
+    assert client.replays().replays == []
+    with pytest.raises(InvalidError, match="no policy"):
+        client.begin_replay(0, 1, {"nlp": {"name": "best"}})
+    for ask in (client.replay, client.end_replay):
+        with pytest.raises(NotFoundError):
+            ask("r1")
     assert {one.vc for one in client.usages().vcs} == {"nlp", "vision"}
     assert client.volumes(vc="nlp").volumes == []
     assert client.windows().windows == []
@@ -240,6 +252,7 @@ def _jobs(client: Client, folder: Path) -> None:
     assert client.trace(made).trace_id
     assert client.links(made).log
     assert client.curve(made).points == []
+    assert client.rates(made).job == made.job
     with pytest.raises(ConflictError, match="has already ended") as ended:
         client.cancel(made)
     assert ended.value.reason == "already-ended"

@@ -11,7 +11,7 @@ import pytest
 from skep.ledger.blame import fold, lives, usage
 from skep.ledger.blame.told import Told
 from skep.ledger.blame.usage import Tally, Usage
-from skep.ledger.report import By, Line, Report, report
+from skep.ledger.report import By, ReportLine, ReportTable, report
 from skep.units import Instant
 from skep.wire.facts import End, JobQueued
 from tests.blame_kit import At, Folded, live_like
@@ -22,7 +22,7 @@ JOBS, SEED = 200, 1
 PEOPLE, PROJECTS = ("ada", "bo", ""), ("lm", "rl", "")
 EARLY, LATE = 0, 2_900_000
 FIGURES = tuple(
-    name for name in Line.__struct_fields__ if name not in ("name", "vc", "start_wait_s")
+    name for name in ReportLine.__struct_fields__ if name not in ("name", "vc", "start_wait_s")
 )
 
 
@@ -48,7 +48,7 @@ def owned(records: list[At]) -> list[At]:
     return [At(one.at, tuple(map(with_owner, one.facts))) for one in records]
 
 
-def checked(made: Report) -> Report:
+def checked(made: ReportTable) -> ReportTable:
     """Return a report whose lines add up to its total, and whose parts add up."""
     for figure in FIGURES:
         whole = sum(getattr(line, figure) for line in made.lines)
@@ -60,7 +60,7 @@ def checked(made: Report) -> Report:
     return made
 
 
-def matches(made: Report, told: list[Told]) -> None:
+def matches(made: ReportTable, told: list[Told]) -> None:
     """Assert that a total is what jobs' own time comes to."""
     total, over = made.total, [one for one in told if one.end]
     cancelled = [one for one in told if one.end == End.CANCELLED]

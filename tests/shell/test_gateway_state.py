@@ -316,9 +316,12 @@ async def test_the_history_survives_a_restart(house: House) -> None:
     assert sum(row["started"] for row in rows) == 1
     assert sum(row["succeeded"] for row in rows) == 1
     assert any(row["held"] > 0.9 and row["training"] > 0.9 for row in rows)
+    assert any(row["used"] > 0.9 for row in rows)
     await house.restart()
     again = await house.op.get("/v1/history?hours=1")
     assert again == told
     other = await house.vision.get("/v1/history")
     assert sum(row[HISTORY.index("started")] for row in other["rows"]) == 0
+    # Which GPUs are held everybody sees, and what held them only those whose jobs they are.
     assert sum(row[HISTORY.index("held")] for row in other["rows"]) > 0.9
+    assert sum(row[HISTORY.index("used")] for row in other["rows"]) == 0

@@ -63,14 +63,16 @@ def test_history_is_an_hour_a_line(
         "waited_p50_s": None,
         "waited_p90_s": None,
     }
-    used = row | {"held": 4.0, "useful": 500, "started": 2, "waited_p90_s": 90.0}
+    used = row | {"held": 4.0, "used": 2.0, "useful": 500, "started": 2, "waited_p90_s": 90.0}
     rows = [row | {"at": begin}, used | {"at": begin + HOUR // 12}, used | {"at": begin + HOUR}]
     answer = {"step_s": 300, "columns": HISTORY, "rows": [[*one.values()] for one in rows]}
     gateway.routes["GET /v1/history"] = lambda _: Told(value=answer)
     assert main(("history", "--hours", "2")) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    held, useful, wait = (lines[0].index(word) for word in ("HELD", "USEFUL", "WAIT"))
+    names = ("HELD", "USED", "USEFUL", "WAIT")
+    held, taken, useful, wait = (lines[0].index(word) for word in names)
     assert [line[held + 1] for line in lines[1:]] == ["2.0", "4.0"]
+    assert [line[taken + 1] for line in lines[1:]] == ["1.0", "2.0"]
     assert [line[useful + 1] for line in lines[1:]] == ["50%", "50%"]
     assert [line[wait + 1] for line in lines[1:]] == ["1m30s", "1m30s"]
     assert gateway.asked[0].query == {"hours": "2"}

@@ -129,7 +129,8 @@ class Counts:
 class Told(NamedTuple):
     """One point as it is shown: means over its time, and counts. None: there was nothing.
 
-    `useful` is in thousandths of the GPU time held; waits are in seconds.
+    `gpus` are those of all nodes, the rest is of the jobs that were asked for: `used` are the GPUs
+    that they held. `useful` is in thousandths of the GPU time held; waits are in seconds.
     """
 
     at: int
@@ -143,6 +144,7 @@ class Told(NamedTuple):
     succeeded: int
     failed: int
     cancelled: int
+    used: float
 
 
 class History:
@@ -478,6 +480,7 @@ def _told(point: Point, tally: Tally) -> Told:
         succeeded=tally.succeeded,
         failed=tally.failed,
         cancelled=tally.cancelled,
+        used=round(tally.held_ns / length, 2),
     )
 
 

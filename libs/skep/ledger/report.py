@@ -30,7 +30,7 @@ class By(StrEnum):
     DAY = "day"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
     """What jobs had. `*_gpu_ns` is time of one GPU, `waited_ns` and `start_wait_ns` of jobs.
 
     `vc` is told with persons and projects, whose names are a VC's own. `held_gpu_ns` is
@@ -56,14 +56,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     start_wait_s: dict[str, int] = {}
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
     """Lines in order of their names, and their sum. Both days (UTC) are included."""
 
     by: By
     first_day: str
     last_day: str
-    lines: tuple[Line, ...]
-    total: Line
+    lines: tuple[ReportLine, ...]
+    total: ReportLine
 
 
 class Table:
@@ -91,9 +91,9 @@ class Table:
                 self._groups.setdefault(_key(group, day, self._by), Tally()).add(tally)
                 self._whole.add(tally)
 
-    def report(self) -> Report:
+    def report(self) -> ReportTable:
         """Return what was added."""
-        return Report(
+        return ReportTable(
             by=self._by,
             first_day=day_text(self._first),
             last_day=day_text(self._last),
@@ -104,7 +104,9 @@ class Table:
         )
 
 
-def report(usages: Iterable[Usage], by: By, first_day: int, last_day: int, vc: str = "") -> Report:
+def report(
+    usages: Iterable[Usage], by: By, first_day: int, last_day: int, vc: str = ""
+) -> ReportTable:
     """Return the table of some days of usages that are added up; arguments as of `Table`."""
     table = Table(by, first_day, last_day, vc)
     for usage in usages:
@@ -153,9 +155,9 @@ def _key(group: Group, day: int, by: By) -> tuple[str, str]:
             return "", day_text(day)
 
 
-def _line(name: str, vc: str, tally: Tally) -> Line:
+def _line(name: str, vc: str, tally: Tally) -> ReportLine:
     trained = tally.useful_ns + tally.lost_ns + tally.cancelled_ns
-    return Line(
+    return ReportLine(
         name=name,
         vc=vc,
         submitted=tally.submitted,

@@ -14,7 +14,7 @@ HOUR_S = 3600
 NS_PER_SECOND = 1_000_000_000
 HOURS = 24
 SUMMED = ("started", "succeeded", "failed", "cancelled")
-MEANS = ("free", "held", "bad", "drained", "lost", "training", "waiting")
+MEANS = ("free", "held", "bad", "drained", "lost", "training", "waiting", "used")
 
 Row = dict[str, Any]
 
@@ -23,8 +23,8 @@ def options(parser: ArgumentParser) -> None:
     """Add what `history` takes."""
     parser.epilog = (
         "A line is an hour: means of GPUs and of jobs that wait; --json has every five minutes.\n"
-        "USEFUL is the part of the GPU time held in which jobs trained and did not lose it.\n\n"
-        + exits.HELP
+        "HELD are GPUs of all nodes, USED those that the jobs held that were asked for. USEFUL is\n"
+        "the part of that GPU time in which they trained and did not lose it.\n\n" + exits.HELP
     )
     parser.add_argument("--vc", metavar="VC", help="the jobs of one virtual cluster")
     parser.add_argument(
@@ -56,14 +56,16 @@ def run(arguments: Namespace) -> int:
 
 def _hour(rows: list[Row]) -> Row:
     """Return an hour of rows as one."""
+    # A gateway of an earlier version does not tell what the jobs of one virtual cluster held.
+    rows = [{"used": row["held"], **row} for row in rows]
     told: Row = {name: sum(row[name] for row in rows) / len(rows) for name in MEANS}
     told |= {name: sum(row[name] for row in rows) for name in SUMMED}
-    held = sum(row["held"] for row in rows if row["useful"] is not None)
-    used = sum(row["held"] * row["useful"] for row in rows if row["useful"] is not None)
+    used = sum(row["used"] for row in rows if row["useful"] is not None)
+    useful = sum(row["used"] * row["useful"] for row in rows if row["useful"] is not None)
     waits = [row["waited_p90_s"] for row in rows if row["waited_p90_s"] is not None]
     return told | {
         "at": rows[0]["at"],
-        "useful": used / held / 1000 if held else None,
+        "useful": useful / used / 1000 if used else None,
         "wait": max(waits, default=None),
     }
 
@@ -74,7 +76,7 @@ def _columns(rows: list[Row]) -> list[Column]:
 
     return [
         Column("FROM", [clock_time(row["at"], date=True).rpartition(":")[0] for row in rows]),
-        *(Column(name.upper(), numbers(name), right=True) for name in ("held", "free")),
+        *(Column(name.upper(), numbers(name), right=True) for name in ("held", "used", "free")),
         Column("BAD", numbers("bad"), right=True, drop=2),
         Column("DRAINED", numbers("drained"), right=True, drop=4),
         Column("LOST", numbers("lost"), right=True, drop=3),

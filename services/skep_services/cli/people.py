@@ -275,9 +275,16 @@ def _list_tokens(arguments: Namespace, client: Client) -> int:
             Column("STATE", [row["state"] for row in tokens]),
             Column("MADE", [date(row["at"]) for row in tokens], drop=1),
             Column("UNTIL", [date(row["expires_at"]) for row in tokens]),
+            Column("USED", [_used(row) for row in tokens], drop=2),
         ]
     )
     return exits.OK
+
+
+def _used(row: dict[str, Any]) -> str:
+    """Return when a token was last used, as far as the gateway knows: since it began."""
+    at = row.get("used_at")
+    return date(at) if at else "-"
 
 
 def date(instant: int) -> str:

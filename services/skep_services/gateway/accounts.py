@@ -41,7 +41,7 @@ from skep.wire.roles import Role
 from skep_services.access import secrets
 from skep_services.gateway.api import ApiError, caller_of, forbidden, json_response, number
 from skep_services.gateway.asking import Asking
-from skep_services.gateway.authentication import Verifier
+from skep_services.gateway.authentication import Authentication
 from skep_services.gateway.bodies import Body, plain, read
 from skep_services.gateway.callers import Caller
 from skep_services.gateway.people import PeopleView
@@ -118,7 +118,7 @@ class Accounts:
         self,
         view: PeopleView | None,
         asking: Asking,
-        verifier: Verifier,
+        authentication: Authentication,
         clock: Clock,
         fingerprint: str,
         issuer: str,
@@ -128,12 +128,13 @@ class Accounts:
         Args:
             view: What is known of people; None: the cluster has none.
             asking: Asks the access service.
-            verifier: Hashes tokens.
+            authentication: Hashes tokens, and knows when each was used.
             clock: The time.
             fingerprint: That of the cluster's authority, for join tokens; empty: it has none.
             issuer: The provider that vouches for people; empty: there is none.
         """
-        self._view, self._asking, self._verifier = view, asking, verifier
+        self._view, self._asking = view, asking
+        self._authentication, self._verifier = authentication, authentication.verifier
         self._clock, self._fingerprint, self._issuer = clock, fingerprint, issuer
 
     def routes(self) -> list[web.RouteDef]:
@@ -269,12 +270,13 @@ class Accounts:
             ruling = may(Action.MANAGE_TOKENS, caller.highest, own=False)
             if not ruling:
                 raise forbidden(ruling)
+        used_at = self._authentication.used_at
         rows = [
-            _token_row(token, now)
+            {**_token_row(token, now), "used_at": used_at(token.token)}
             for token in people.tokens.values()
             if whose in ("", token.person)
         ]
-        return json_response({"tokens": rows})
+        return json_response({"tokens": rows, "used_since": self._authentication.began_at})
 
     async def make_token(self, request: web.Request) -> web.StreamResponse:
         """Make a token; its text is in this answer, and nowhere else.

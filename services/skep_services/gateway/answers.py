@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from skep.ledger.report import ReportTable
 from skep.wire.links import Link
 from skep.wire.notices import MessageShown, TargetShown
 from skep_services.gateway.cluster_answers import (
@@ -22,7 +23,6 @@ from skep_services.gateway.cluster_answers import (
     JobFate,
     PersonTold,
     PromiseRow,
-    ReportTable,
     VcChange,
     WindowRow,
 )
@@ -1008,7 +1008,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     roles: Any
     source: str
     full_name: str = ""
-    token: dict[str, Any] | None = None
+    token: TokenTold | None = None
     may: tuple[MayDo, ...] = ()
 
 
@@ -1018,10 +1018,27 @@ class People(msgspec.Struct, frozen=True, kw_only=True):
     people: list[PersonTold]
 
 
-class TokenList(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens, without their texts."""
+class TokenTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, without its text: `valid`, `revoked` or `expired`. `by` is what it was made with.
 
-    tokens: list[dict[str, Any]]
+    `used_at`: when this gateway last took it; null: not since it began.
+    """
+
+    token: str
+    person: str
+    name: str
+    state: str
+    at: int
+    expires_at: int
+    by: str
+    used_at: int | None = None
+
+
+class TokenList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens. `used_since`: since when this gateway knows that one was used."""
+
+    tokens: list[TokenTold]
+    used_since: int = 0
 
 
 class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
@@ -1119,8 +1136,31 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     texts: dict[str, str] = {}
 
 
+class LoginProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider that vouches for people, and a nonce for a login at it.
+
+    `confidential`: it wants a secret of its client, so that programs ask it through the gateway.
+    `client_secret` is empty. `pages` are the addresses at which one logs in to the page.
+    """
+
+    issuer: str
+    client_id: str
+    confidential: bool
+    client_secret: str
+    scopes: str
+    nonce: str
+    pages: list[str]
+
+
 class LoginOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one logs in here."""
+    """How one logs in here; `oidc` null: no provider vouches for people."""
 
     people: bool
-    oidc: dict[str, Any] | None
+    oidc: LoginProvider | None
+
+
+class LoginBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the browser goes to log in, and the state that it must bring back."""
+
+    url: str
+    state: str

@@ -38,6 +38,8 @@ OPEN_PATHS = (
     "/v1/ca",
     "/v1/login",
     "/v1/login/provider",
+    "/v1/login/begin",
+    "/v1/login/end",
     "/v1/join",
     "/v1/renew",
     "/v1/openapi.json",
@@ -244,6 +246,15 @@ def json_response(value: Any, status: int = 200) -> web.Response:
 def raw_response(body: bytes, status: int = 200) -> web.Response:
     """Return JSON that is already encoded."""
     return web.Response(body=body, status=status, content_type="application/json")
+
+
+def takes_gzip(request: web.Request) -> bool:
+    """Return whether a client reads gzip, by its Accept-Encoding."""
+    for each in request.headers.get("Accept-Encoding", "").split(","):
+        name, _, weight = each.partition(";")
+        if name.strip().lower() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
 
 
 def number(request: web.Request, name: str, default: int, most: int = QUERY_NUMBER_MAX) -> int:

@@ -168,6 +168,13 @@ class Authentication:
         self._key = random.token_bytes(32)
         self._verified: OrderedDict[bytes, tuple[str, str]] = OrderedDict()
         """By digest of the text: the token's id, and the hash that it was compared with."""
+        self.began_at = now()
+        self._used: dict[str, Instant] = {}
+        """When each person's token was last taken, by its id."""
+
+    def used_at(self, token: str) -> Instant | None:
+        """Return when a token was last taken by this gateway; None: not since `began_at`."""
+        return self._used.get(token)
 
     async def caller(self, request: web.Request) -> Caller:
         """Return the caller of a request.
@@ -240,6 +247,7 @@ class Authentication:
             refused = ApiError(403, Reason.PERSON_DISABLED, text)
             refused.caller = caller
             raise refused
+        self._used[token.token] = self._now()
         return caller
 
 

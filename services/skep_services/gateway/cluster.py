@@ -22,7 +22,7 @@ from skep.wire.reasons import Reason
 from skep.wire.spec import Problem
 from skep.wire.volumes import Volume
 from skep.wire.windows import CancelWindow, ReserveNodes, Window
-from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response
+from skep_services.gateway.api import ApiError, caller_of, json_response, raw_response, takes_gzip
 from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.cells import (
     alarms_view,
@@ -41,6 +41,7 @@ from skep_services.gateway.metrics import Metrics
 from skep_services.gateway.picture import picture
 from skep_services.gateway.shares import fair_view, windows_view
 from skep_services.gateway.submit import Submitter
+from skep_services.gateway.trees import Trees
 from skep_services.gateway.views import Removed, gpus_view, nodes_view
 from skep_services.ports import Clock
 
@@ -104,6 +105,7 @@ class Cluster:
         self._indexer, self._submitter, self._health = indexer, submitter, health
         self._metrics, self._clock, self._stages = metrics, clock, stages
         self._removed = removed
+        self._trees = Trees()
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handlers belong."""
@@ -190,30 +192,45 @@ class Cluster:
 
     async def cells(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells."""
-        alarms = alarms_view(self._indexer.fold, caller_of(request).sees)
-        tree = self._tree(request)
-        return raw_response(await _apart(lambda: {"chains": tree(), "alarms": alarms}))
+        chain, sees = self._chain(request), caller_of(request).sees
+
+        def made() -> Callable[[], Any]:
+            alarms, tree = alarms_view(self._indexer.fold, sees), self._tree(chain, sees)
+            return lambda: {"chains": tree(), "alarms": alarms}
+
+        answer = await self._trees.answer((sees, chain), made)
+        packed = takes_gzip(request)
+        response = raw_response(answer.packed if packed else answer.raw)
+        if packed:
+            response.headers["Content-Encoding"] = "gzip"
+        response.headers["Vary"] = "Accept-Encoding"
+        return response
 
     async def picture(self, request: web.Request) -> web.StreamResponse:
         """Answer the tree of cells as a picture."""
-        tree, vcs = self._tree(request), sorted(self._indexer.fold.state.cells.cluster.vcs)
+        tree = self._tree(self._chain(request), caller_of(request).sees)
+        vcs = sorted(self._indexer.fold.state.cells.cluster.vcs)
         svg = await asyncio.to_thread(lambda: picture(tree(), vcs))
         return web.Response(text=svg, content_type="image/svg+xml")
 
     def _frozen(self) -> Cells:
         return frozen(self._indexer.fold.state.cells)
 
-    def _tree(self, request: web.Request) -> Callable[[], list[dict[str, Any]]]:
-        """Return what makes the tree of cells that is asked for, as they are now: in a thread.
+    def _chain(self, request: web.Request) -> str:
+        """Return the chain that is asked for; empty: all of them.
 
         Raises:
             ApiError: There is no such chain (404).
         """
-        fold, chain = self._indexer.fold, request.query.get("chain", "")
-        if chain and chain not in fold.state.cells.cluster.chains:
+        chain = request.query.get("chain", "")
+        if chain and chain not in self._indexer.fold.state.cells.cluster.chains:
             raise ApiError(404, Reason.UNKNOWN_CHAIN, f"there is no chain {chain}")
-        cells, vc = self._frozen(), caller_of(request).sees
-        return lambda: cells_view(cells, vc, chain)
+        return chain
+
+    def _tree(self, chain: str, sees: Only) -> Callable[[], list[dict[str, Any]]]:
+        """Return what makes the tree of cells, as they are now: in a thread."""
+        cells = self._frozen()
+        return lambda: cells_view(cells, sees, chain)
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
         """Answer what the cells an operator has in mind would mean for the jobs that run."""

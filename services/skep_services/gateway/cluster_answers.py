@@ -244,36 +244,6 @@ class WindowRow(Answer, frozen=True):
     jobs: tuple[str, ...]
 
 
-class ReportLine(Answer, frozen=True):
-    """What jobs had. `*_gpu_ns` is time of one GPU, `waited_ns` and `start_wait_ns` of jobs."""
-
-    name: str
-    vc: str = ""
-    submitted: int = 0
-    started: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    held_gpu_ns: int = 0
-    useful_gpu_ns: int = 0
-    lost_gpu_ns: int = 0
-    cancelled_gpu_ns: int = 0
-    idle_gpu_ns: int = 0
-    waited_ns: int = 0
-    start_wait_ns: int = 0
-    start_wait_s: dict[str, int] = {}
-
-
-class ReportTable(Answer, frozen=True):
-    """Lines in order of their names, and their sum. Both days (UTC) are included."""
-
-    by: str
-    first_day: str
-    last_day: str
-    lines: tuple[ReportLine, ...]
-    total: ReportLine
-
-
 class PromiseRow(Answer, frozen=True):
     """The deadline of a job, what was answered to it, and what became of it."""
 

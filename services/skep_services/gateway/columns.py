@@ -162,8 +162,9 @@ HISTORY = (
     "succeeded",
     "failed",
     "cancelled",
+    "used",
 )
-"""The columns of `/v1/history`: one row for each five minutes, which begin at `at`. GPUs by state,
-those that train, and jobs that wait are means over them. `useful` is the part of the GPU time held
-in which jobs trained and did not lose it (thousandths). The rest are counts, and the waits of the
-jobs that started."""
+"""The columns of `/v1/history`: one row for each five minutes, which begin at `at`. GPUs by state
+(of all nodes), those that train, jobs that wait, and `used`, the GPUs that jobs held, are means
+over them. `useful` is the part of the GPU time held in which jobs trained and did not lose it
+(thousandths). The rest are counts, and the waits of the jobs that started."""

@@ -1,8 +1,8 @@
 """How fast running jobs went, over time: for the moment only, like the rates themselves.
 
-A job has POINTS_MAX points at most. Once it has so many, two neighbours become one, and each
-further point stands for twice the time: the whole run stays in the picture, coarser the longer it
-is.
+A job has POINTS_MAX points at most, and fewer where many jobs run. Once it has so many, two
+neighbours become one, and each further point stands for twice the time: the whole run stays in the
+picture, coarser the longer it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from skep.wire.findings import JobRate
 
 POINTS_MAX: Final = 500
 """As many as a picture has columns to show them in."""
-JOBS_MAX: Final = 1_000
-"""Jobs whose rates are kept, the latest to be measured: 24 MB, for six numbers of 8 bytes."""
+POINTS_LEAST: Final = 50
+POINTS_ALL: Final = 500_000
+"""Points of all jobs together: 24 MB, for six numbers of 8 bytes. Shared evenly, but each job has
+POINTS_LEAST."""
+JOBS_MAX: Final = 20_000
+"""Jobs whose rates are kept, the latest to be measured. All that run must find room: of more than
+so many, none would keep its points until it is measured again."""
 WIDTH: Final = 6
 
 
@@ -40,13 +45,23 @@ class Course:
         """What has been heard of the point that is not full."""
         self._every = 1
 
-    def add(self, heard: Rated) -> None:
-        """Take what was measured of a window. Points never reach over two attempts."""
+    def add(self, heard: Rated, most: int = POINTS_MAX) -> None:
+        """Take what was measured of a window. Points never reach over two attempts.
+
+        Args:
+            heard: What was measured.
+            most: How many points there may be.
+        """
+        if self._every == 1:
+            self._kept.extend(heard)
+            self._bound(most)
+            return
         if self._open and self._open[-1].attempt != heard.attempt:
             self._close()
         self._open.append(heard)
         if len(self._open) >= self._every:
             self._close()
+            self._bound(most)
 
     def points(self) -> list[Rated]:
         """Return the points, earliest first, and what has been heard of the next one."""
@@ -56,7 +71,9 @@ class Course:
     def _close(self) -> None:
         self._kept.extend(_merged(self._open))
         self._open = []
-        if len(self._kept) > POINTS_MAX * WIDTH:
+
+    def _bound(self, most: int) -> None:
+        if len(self._kept) > most * WIDTH:
             self._halve()
 
     def _halve(self) -> None:
@@ -85,9 +102,9 @@ class Courses:
         self._jobs[rate.job] = course
         if len(self._jobs) > JOBS_MAX:
             del self._jobs[next(iter(self._jobs))]
-        course.add(
-            Rated(at, rate.attempt, rate.steps, rate.rate_milli, rate.utilisation, rate.memory)
-        )
+        most = min(POINTS_MAX, max(POINTS_LEAST, POINTS_ALL // len(self._jobs)))
+        heard = (at, rate.attempt, rate.steps, rate.rate_milli, rate.utilisation, rate.memory)
+        course.add(Rated._make(heard), most)
 
     def of(self, job: str) -> list[Rated]:
         """Return a job's points, earliest first; none if nothing was measured."""

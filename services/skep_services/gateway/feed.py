@@ -16,6 +16,7 @@ import struct
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ PARTS_MAX = 256
 """Parts of listings at hand, some 200 KB each of a large cluster: the oldest make room."""
 FRAMES_MAX = 64
 """Frames of one tick that are kept: those of readers that keep up, by class and tables."""
-LEVEL = 6
+LEVEL, LEVEL_LIVE = 6, 3
+"""Of compression: frames are made five times a second, and a higher level saves little of them."""
 LOOK_EVERY_S = 30.0
 """How often services and the disk are looked at."""
 DISK_FREE_PERCENT = 10
@@ -70,6 +72,19 @@ class Part(NamedTuple):
     packed: bytes
     version: int
     fresh_until: float
+
+
+class Frame:
+    """An event for all readers that have the same version and see the same."""
+
+    def __init__(self, raw: bytes) -> None:
+        """Keep it as it is; nothing in it: there is nothing to tell."""
+        self.raw = raw
+
+    @cached_property
+    def packed(self) -> bytes:
+        """Return it compressed as a piece of any reader's stream (see `_packed`)."""
+        return _packed(self.raw, LEVEL_LIVE)
 
 
 class Cursor(NamedTuple):
@@ -120,7 +135,7 @@ class Feed:
         self._ticked_at = self._alive_at = self._looked_at = 0.0
         self._ticking = asyncio.Lock()
         self._more = asyncio.Event()
-        self._frames: dict[tuple[int, Only, tuple[str, ...]], bytes | None] = {}
+        self._frames: dict[tuple[int, Only, tuple[str, ...]], Frame | None] = {}
         self._parts: dict[tuple[str, Only], Part] = {}
         self._making: dict[tuple[str, Only], asyncio.Task[Part]] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -169,7 +184,7 @@ class Feed:
             await self._more.wait()
         return self.cursor.version != version
 
-    def frame(self, version: int, only: Only, tables: tuple[str, ...]) -> bytes | None:
+    def frame(self, version: int, only: Only, tables: tuple[str, ...]) -> Frame | None:
         """Return the event that leads from a version to the one that is there now.
 
         Args:
@@ -184,7 +199,7 @@ class Feed:
         if key in self._frames:
             return self._frames[key]
         changed = self.tables.versions.since(version, only, tables)
-        found = None if changed is None else self._event(changed)
+        found = None if changed is None else Frame(self._event(changed))
         if len(self._frames) < FRAMES_MAX:
             self._frames[key] = found
         return found
@@ -317,10 +332,28 @@ def cursor_of(text: str) -> Cursor | None:
     return Cursor(epoch, int(version)) if dash and sound and number else None
 
 
-def _packed(raw: bytes) -> bytes:
+def _packed(raw: bytes, level: int = LEVEL) -> bytes:
     """Return bytes as blocks of deflate that refer to nothing before them, without an end."""
-    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     return packer.compress(raw) + packer.flush(zlib.Z_FULL_FLUSH)
+
+
+class Gzip:
+    """One gzip member that goes on: of pieces that were compressed apart, each for many members."""
+
+    def __init__(self) -> None:
+        """Begin; `MEMBER` comes first."""
+        self._check = self._length = 0
+
+    def add(self, frame: Frame) -> bytes:
+        """Return the piece of a frame."""
+        self._check = zlib.crc32(frame.raw, self._check)
+        self._length += len(frame.raw)
+        return frame.packed
+
+    def end(self) -> bytes:
+        """Return the end of the member."""
+        return LAST + struct.pack("<II", self._check, self._length & 0xFFFFFFFF)
 
 
 def _gzip(pieces: Sequence[tuple[bytes, bytes]]) -> bytes:

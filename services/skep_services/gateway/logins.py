@@ -3,6 +3,7 @@
     GET  /v1/login             which provider, and a nonce for a login that has one
     POST /v1/login             the ID token of the provider; the answer has a token of Skep's
     POST /v1/login/provider    a question to the provider, if it wants a secret of its client
+    POST /v1/login/begin, end  the login of the page (`page_logins`)
     GET  /v1/provider          whether the provider answers the gateway, for operators
 
 The flow itself is between the person's machine and the provider: the gateway sees its end only. If
@@ -104,6 +105,7 @@ class Logins:
                 "client_secret": "",  # Programs of an earlier version look for it.
                 "scopes": settings.scopes,
                 "nonce": self._nonce(),
+                "pages": settings.pages,
             }
         return json_response(told)
 
@@ -118,11 +120,7 @@ class Logins:
         if self._provider is None or not self._provider.settings.client_secret:
             text = "the provider is asked without the gateway here: `skep login` does so"
             raise ApiError(404, "no-provider", text)
-        source = self._authentication.proxies.source(request)
-        if (wait := self._asked.wait_s(source)) > 0:
-            text = f"too many logins begin there: wait {math.ceil(wait)} s"
-            raise ApiError(429, Reason.TOO_MANY_ATTEMPTS, text, retry_after_s=wait)
-        self._asked.failed(source)
+        self.count(request)
         if body.device_code:
             form = {"grant_type": DEVICE_GRANT, "device_code": body.device_code}
         elif body.code:
@@ -147,9 +145,7 @@ class Logins:
             ApiError: The cluster has no provider (404), the ID token does not hold (401), too many
                 did not (429), or the access service refuses the person.
         """
-        attempts = self._authentication.attempts
-        source = self._authentication.proxies.source(request)
-        attempts.check(source)
+        source = self.check(request)
         body = await read(request, LoginBody)
         if self._provider is None or self._view is None:
             text = "no provider is set up here: log in by a token (`skep login --token`)"
@@ -157,12 +153,66 @@ class Logins:
         if body.nonce and not self._is_ours(body.nonce):
             text = "the login took too long, or began at another cluster: begin anew"
             raise ApiError(401, Reason.LOGIN_REFUSED, text)
+        length_s = self._provider.settings.token_days * 24 * 3600.0
         try:
-            vouched = await self._provider.vouched(body.id_token, body.nonce)
+            made = await self.token_for(source, body.id_token, body.nonce, body.name, length_s)
         except ApiError as error:
             if error.status == 401:
-                attempts.failed(source)
+                self.failed(source)
             raise
+        return json_response(made, 201)
+
+    # --- for the login of the page too ---------------------------------------------------------
+
+    @property
+    def has_people(self) -> bool:
+        """Return whether there are people that could log in."""
+        return self._view is not None
+
+    def check(self, request: web.Request) -> str:
+        """Return the address of a request, of which too many logins were not refused.
+
+        Raises:
+            check: An ApiError (429): too many were.
+        """
+        source = self._authentication.proxies.source(request)
+        self._authentication.attempts.check(source)
+        return source
+
+    def failed(self, source: str) -> None:
+        """Count a login that was refused."""
+        self._authentication.attempts.failed(source)
+
+    def count(self, request: web.Request) -> None:
+        """Count a question to the provider.
+
+        Raises:
+            ApiError: Too many are asked from this address (429).
+        """
+        source = self._authentication.proxies.source(request)
+        if (wait := self._asked.wait_s(source)) > 0:
+            text = f"too many logins begin there: wait {math.ceil(wait)} s"
+            raise ApiError(429, Reason.TOO_MANY_ATTEMPTS, text, retry_after_s=wait)
+        self._asked.failed(source)
+
+    async def token_for(
+        self, source: str, id_token: str, nonce: str, name: str, length_s: float
+    ) -> dict[str, Any]:
+        """Return a new token for the person that an ID token is about.
+
+        Args:
+            source: The address that it is for.
+            id_token: What the provider gave.
+            nonce: The nonce that must be in it; empty: the flow has none.
+            name: What the token is called.
+            length_s: How long it is valid (seconds).
+
+        Raises:
+            ApiError: The ID token does not hold (401), or the access service refuses the person.
+        """
+        assert self._provider is not None
+        assert self._view is not None
+        vouched = await self._provider.vouched(id_token, nonce)
         made, people, now = secrets.new(), self._view.people, self._clock.now()
         settings = self._provider.settings
         wish = LogIn(
@@ -170,12 +220,12 @@ class Logins:
             issuer=vouched.issuer,
             subject=vouched.subject,
             # Without the signature, which can be written in several ways that all hold.
-            digest=digest_of(body.id_token[: body.id_token.rfind(".")]),
+            digest=digest_of(id_token[: id_token.rfind(".")]),
             digest_until=Instant(seconds(vouched.until_s)),
             token=made.id,
-            name=body.name,
+            name=name,
             hash=await self._authentication.verifier.hashed(made),
-            expires_at=after(now, Duration(seconds(settings.token_days * 24 * 3600.0))),
+            expires_at=after(now, Duration(seconds(length_s))),
             roles=vouched.roles,
             add=settings.add_people,
             proven=vouched.proven,
@@ -183,8 +233,8 @@ class Logins:
         )
         seen: Callable[[], bool] = lambda: made.id in people.tokens  # noqa: E731 - it has a type
         await self._asking.ask(Actor(source=source), wish, seen)
-        told = {"person": vouched.person, "token": made.id, "expires_at": wish.expires_at}
-        return json_response({**told, "text": secrets.text_of(made)}, 201)
+        told = {"token": made.id, "person": vouched.person, "name": name}
+        return {**told, "expires_at": wish.expires_at, "text": secrets.text_of(made)}
 
     async def provider(self, request: web.Request) -> web.StreamResponse:
         """Answer whether the provider answers this gateway, and how its clock differs.

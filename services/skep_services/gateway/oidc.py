@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NoReturn
-from urllib.parse import urlsplit
+from typing import Annotated, Any, NoReturn
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import jwt
 import msgspec
+from msgspec import Meta
 
 from skep.ids import is_token
 from skep.units import KIB
@@ -65,6 +66,9 @@ TOLD = (
 AGE_S_MAX = 600
 """How old an ID token may be: it is for logging in now, not for being kept."""
 GROUPS_MAX = 1_000
+PAGES_MAX = 32
+"""Addresses of the page: a name or two, and those of single gateways."""
+YEAR_HOURS = 8_760
 
 
 class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +82,8 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     all that log in get an account, else only those that an operator added with `--oidc`.
     `client_secret` is for providers
     that want one: logins then go to the provider through the gateway, which alone knows it.
+    `pages` are the addresses at which people open the page, as a browser has them; the provider
+    sends browsers back to `/login` there. A login of the page lasts `page_hours`.
     """
 
     issuer: str
@@ -91,6 +97,8 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     add_people: bool = False
     names_are_fixed: bool = False
     token_days: float = 30.0
+    pages: Annotated[tuple[str, ...], Meta(max_length=PAGES_MAX)] = ()
+    page_hours: Annotated[float, Meta(gt=0, le=YEAR_HOURS)] = 12.0
 
     @property
     def proves_names(self) -> bool:
@@ -132,7 +140,22 @@ def read_settings(path: str) -> OidcSettings | None:
     if not is_safe(found.issuer):
         text = f"SKEP_OIDC: {path}: `issuer` must begin with https:// (or be on loopback)"
         raise ConfigurationError(text)
+    for page in found.pages:
+        if not _is_origin(page):
+            text = (
+                f"SKEP_OIDC: {path}: `pages` has {page[:100]!r}: it takes addresses such as "
+                "https://skep.example.org, in small letters, without a path and the usual port"
+            )
+            raise ConfigurationError(text)
     return found
+
+
+def _is_origin(url: str) -> bool:
+    """Return whether an address is what a browser calls an origin, and can be believed."""
+    parts = urlsplit(url)
+    usual = {"https": ":443", "http": ":80"}.get(parts.scheme, "")
+    plain = url.isascii() and url == f"{parts.scheme}://{parts.netloc}".lower()
+    return plain and is_safe(url) and "@" not in url and not url.endswith(usual)
 
 
 def is_safe(url: str) -> bool:
@@ -238,6 +261,34 @@ class Provider:
         except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
             raise self._is_away(error) from None
         return {name: answer[name] for name in TOLD if isinstance(answer.get(name), str | int)}
+
+    async def authorization(self, query: Mapping[str, str]) -> str:
+        """Return the address at which a person logs in, with a query.
+
+        Raises:
+            ApiError: The provider has no such address, or none that can be believed (409).
+            _is_away: An ApiError (503): it cannot be asked.
+        """
+        try:
+            url = str((await self._described()).get("authorization_endpoint", ""))
+        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+            raise self._is_away(error) from None
+        if not is_safe(url):
+            text = f"the provider {self.settings.issuer} names no address to log in at by https://"
+            raise ApiError(409, "provider", text)
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
+
+    async def names_itself(self) -> bool:
+        """Return whether its answers to browsers always name its issuer (RFC 9207).
+
+        Raises:
+            _is_away: An ApiError (503): it cannot be asked.
+        """
+        try:
+            about = await self._described()
+        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+            raise self._is_away(error) from None
+        return about.get("authorization_response_iss_parameter_supported") is True
 
     async def _claims(self, token: str) -> dict[str, Any]:
         try:

@@ -40,6 +40,7 @@ from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
 from skep_services.gateway.logins import LoginBody, ProviderBody
 from skep_services.gateway.notices import TestBody
+from skep_services.gateway.page_logins import BeginBody, EndBody
 from skep_services.gateway.promises import NEWEST, OUTCOMES
 from skep_services.gateway.replays import ReplayBody
 from skep_services.gateway.requeue import Requeue
@@ -850,6 +851,33 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ProviderBody,
         example={"device_code": "GmRhmhcxhwAzkoEqiMEg"},
         errors=(401, 403, 404, 408, 429, 502),
+        open=True,
+    ),
+    ("POST", "/v1/login/begin"): post(
+        "people",
+        "Begin a login of the page at the provider.",
+        answers.LoginBegun,
+        BeginBody,
+        example={
+            "page": "https://skep.example.org",
+            "challenge": "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM",
+        },
+        errors=(404, 408, 429),
+        open=True,
+    ),
+    ("POST", "/v1/login/end"): post(
+        "people",
+        "End a login of the page with what the browser brought back.",
+        answers.TokenMade,
+        EndBody,
+        status=201,
+        example={
+            "page": "https://skep.example.org",
+            "code": "SplxlOBeZQQYbYS6WxSbIA",
+            "state": "af0ifjsldkj",
+            "code_verifier": "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
+        },
+        errors=(401, 403, 404, 408, 429),
         open=True,
     ),
     ("GET", "/v1/provider"): get(

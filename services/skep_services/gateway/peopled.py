@@ -22,6 +22,7 @@ from skep_services.gateway.intake import Intake
 from skep_services.gateway.joins import Joins
 from skep_services.gateway.logins import Logins
 from skep_services.gateway.oidc import OidcSettings, Provider, read_settings
+from skep_services.gateway.page_logins import PageLogins
 from skep_services.gateway.people import NEWS, PeopleView
 from skep_services.gateway.refused import Refusals
 from skep_services.gateway.watch import Watch
@@ -141,22 +142,20 @@ class Peopled:
         accounts = Accounts(
             self.view,
             self._asking,
-            self.authentication.verifier,
+            self.authentication,
             self._clock,
             self._settings.fingerprint,
             self._settings.oidc.issuer if self._settings.oidc is not None else "",
         )
         environment = self._settings.environment
         joins = Joins(self.view, self._asking, self.authentication, self._clock, environment)
+        key = self._tokens.key("nonces of logins")
         logins = Logins(
-            self.view,
-            self._asking,
-            self.authentication,
-            self._clock,
-            self._provider,
-            self._tokens.key("nonces of logins"),
+            self.view, self._asking, self.authentication, self._clock, self._provider, key
         )
-        return [*accounts.routes(), *joins.routes(), *logins.routes()]
+        page_logins = PageLogins(logins, self._provider, self._clock, key)
+        handlers = (accounts, joins, logins, page_logins)
+        return [route for each in handlers for route in each.routes()]
 
     async def note(self, caller: Caller, action: str, target: str, vc: str = "") -> None:
         """Write an action into the audit log, before it is done; without people there is none.

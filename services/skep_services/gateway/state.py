@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -12,10 +13,10 @@ from skep.units import seconds
 from skep.wire import codec
 from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
-from skep_services.gateway.api import ApiError, caller_of, number, raw_response
+from skep_services.gateway.api import ApiError, caller_of, number, raw_response, takes_gzip
 from skep_services.gateway.callers import Only
 from skep_services.gateway.columns import HISTORY, TABLES
-from skep_services.gateway.feed import Cursor, Feed, cursor_of
+from skep_services.gateway.feed import MEMBER, Cursor, Feed, Frame, Gzip, cursor_of
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.limits import PAGES_MAX, Limits
 from skep_services.gateway.scopes import tenants
@@ -61,7 +62,7 @@ class StateViews:
         """
         only, tables = tenants(request), _tables(request)
         await self._feed.current()
-        packed = _takes_gzip(request.headers.get("Accept-Encoding", ""))
+        packed = takes_gzip(request)
         response = raw_response(await self._feed.listing(only, tables, packed=packed))
         if packed:
             response.headers["Content-Encoding"] = "gzip"
@@ -84,23 +85,20 @@ class StateViews:
             self._feed.readers += 1
             try:
                 await self._feed.current()
-                response = streaming("text/event-stream")
-                await response.prepare(request)
-                await self._watch(request, response, only, tables, since)
+                reader = Reader(request)
+                # A page that was closed is no error.
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.begin()
+                    await self._watch(reader, only, tables, since)
             finally:
                 self._feed.readers -= 1
-        return response
+        return reader.response
 
     async def _watch(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        only: Only,
-        tables: tuple[str, ...],
-        since: Cursor | None,
+        self, reader: Reader, only: Only, tables: tuple[str, ...], since: Cursor | None
     ) -> None:
         feed, ends_at = self._feed, time.monotonic() + LASTS_S
-        await write(request, response, b": changes follow\n\n")
+        await reader.tell(Frame(b": changes follow\n\n"))
         cursor = since or feed.cursor
         while not feed.closed:
             event = None
@@ -109,15 +107,15 @@ class StateViews:
             here = feed.cursor
             if event is None:
                 told = codec.encode({"cursor": here.text()})
-                event = b"event: reset\nid: %b\ndata: %b\n\n" % (here.text().encode(), told)
-            if event:
-                await write(request, response, event)
+                event = Frame(b"event: reset\nid: %b\ndata: %b\n\n" % (here.text().encode(), told))
+            if event.raw:
+                await reader.tell(event)
             if time.monotonic() > ends_at:
                 break
             cursor = here
             if feed.cursor == here and not await feed.wait(here.version) and not feed.closed:
-                alive = b": alive\nid: %b\n\n" % here.text().encode()
-                await write(request, response, alive)
+                await reader.tell(Frame(b": alive\nid: %b\n\n" % here.text().encode()))
+        await reader.end()
 
     async def history(self, request: web.Request) -> web.StreamResponse:
         """Answer the cluster over the last `hours`, a row for each five minutes.
@@ -153,6 +151,43 @@ class StateViews:
         return rows
 
 
+class Reader:
+    """One client's stream of frames: compressed if the client reads that, each frame once for all.
+
+    No piece refers to another, so that nothing is kept per client.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        """Begin nothing yet."""
+        self.response = streaming("text/event-stream")
+        self._request = request
+        self._gzip: Gzip | None = None
+        if takes_gzip(request):
+            self._gzip = Gzip()
+            self.response.headers["Content-Encoding"] = "gzip"
+        self.response.headers["Vary"] = "Accept-Encoding"
+
+    async def begin(self) -> None:
+        """Answer, with nothing in it yet."""
+        await self.response.prepare(self._request)
+        if self._gzip is not None:
+            await write(self._request, self.response, MEMBER)
+
+    async def tell(self, frame: Frame) -> None:
+        """Send a frame.
+
+        Raises:
+            ConnectionResetError: The client is gone, or took nothing for a while.
+        """
+        data = frame.raw if self._gzip is None else self._gzip.add(frame)
+        await write(self._request, self.response, data)
+
+    async def end(self) -> None:
+        """Send what ends a compressed stream."""
+        if self._gzip is not None:
+            await write(self._request, self.response, self._gzip.end())
+
+
 def _history_row(told: Told) -> list[Any]:
     return [
         told.at,
@@ -166,6 +201,7 @@ def _history_row(told: Told) -> list[Any]:
         told.succeeded,
         told.failed,
         told.cancelled,
+        told.used,
     ]
 
 
@@ -202,12 +238,3 @@ def _since(request: web.Request) -> Cursor | None:
         text = f"`since` is a cursor of /v1/state, such as 5f3a-17, not {text[:40]!r}"
         raise ApiError(400, Reason.BAD_VALUE, text)
     return cursor
-
-
-def _takes_gzip(accepted: str) -> bool:
-    """Return whether a client reads gzip, by its Accept-Encoding."""
-    for each in accepted.split(","):
-        name, _, weight = each.partition(";")
-        if name.strip().lower() in ("gzip", "*"):
-            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-    return False

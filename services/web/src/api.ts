@@ -18,13 +18,17 @@ export class Refused extends Error {
   }
 }
 
+const AWAY = "The gateway does not answer. Try again when it is back.";
+
 const withToken: Middleware = {
   onRequest({ request }) {
-    request.headers.set("Authorization", `Bearer ${token.value}`);
+    if (token.value) request.headers.set("Authorization", `Bearer ${token.value}`);
     return request;
   },
   onResponse({ response }) {
-    if (response.status === 401) logOut("That token is not accepted here, or has expired.");
+    // Without a token it is a login that was refused, which says why itself.
+    if (response.status === 401 && token.value)
+      logOut("That token is not accepted here, or has expired.");
   },
 };
 
@@ -43,7 +47,7 @@ export async function answered<T>(
   try {
     told = await asking;
   } catch {
-    throw new Refused(0, "away", "The gateway does not answer. It is asked again when it is back.");
+    throw new Refused(0, "away", AWAY);
   }
   if (told.response.ok) return told.data as T;
   throw refused(told.response.status, told.error);
@@ -58,7 +62,7 @@ export async function open(path: string, init: RequestInit = {}): Promise<Respon
     response = await fetch(path, { ...init, headers });
   } catch (error) {
     if (init.signal?.aborted) throw error;
-    throw new Refused(0, "away", "The gateway does not answer. It is asked again when it is back.");
+    throw new Refused(0, "away", AWAY);
   }
   if (response.status === 401) logOut("That token is not accepted here, or has expired.");
   if (!response.ok) throw refused(response.status, await response.json().catch(() => null));

@@ -6,10 +6,11 @@ import { useEffect } from "preact/hooks";
 import { answered, api, Refused } from "./api";
 import { setZone, zone } from "./format";
 import { delay, follow, problem, standing } from "./live";
+import { leave } from "./login";
 import { pages } from "./pages";
 import { Login } from "./pages/login";
 import { Palette, paletteOpen } from "./palette";
-import { Problem } from "./parts/basics";
+import { Command, Problem } from "./parts/basics";
 import { path } from "./router";
 import { logOut, me, myName, refusal, token } from "./session";
 import { type Choice, choice } from "./theme";
@@ -44,7 +45,13 @@ export function App() {
       <Side />
       <main id="page" tabIndex={-1}>
         <Problem text={problem.value} />
-        {shown ? <shown.Page key={shown.keyOf(path.value)} /> : <NoPage />}
+        {!shown ? (
+          <NoPage />
+        ) : shown.offered() ? (
+          <shown.Page key={shown.keyOf(path.value)} />
+        ) : (
+          <NotOffered name={shown.name} />
+        )}
       </main>
       <Palette />
     </div>
@@ -139,12 +146,28 @@ function Side() {
             <option value="utc">UTC</option>
           </select>
         </label>
-        <span class="wordy dim">{myName.value}</span>
-        <button type="button" onClick={() => logOut()}>
+        <a class="wordy" href="/me" title="Your roles and tokens">
+          {myName.value}
+        </a>
+        <button type="button" onClick={() => void leave()}>
           Log out
         </button>
       </div>
     </nav>
+  );
+}
+
+function NotOffered({ name }: { name: string }) {
+  return (
+    <>
+      <h1>{name}</h1>
+      <p>
+        Your roles do not reach this page. A manager of a virtual cluster can give you another one.
+      </p>
+      <p>
+        <Command line="skep whoami" />
+      </p>
+    </>
   );
 }
 

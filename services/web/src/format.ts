@@ -37,25 +37,42 @@ export function length(ns: number): string {
 export const away = (at: number): string =>
   at <= now.value ? `${length(now.value - at)} ago` : `in ${length(at - now.value)}`;
 
+/** Formatters by what they show: to make one takes longer than to use it a hundred times. */
+const formats = new Map<string, Intl.DateTimeFormat>();
+
+function format(date: Date, locale: string, options: Intl.DateTimeFormatOptions): string {
+  const key = `${zone.value} ${locale} ${Object.keys(options).join()}`;
+  let found = formats.get(key);
+  if (!found) {
+    const timeZone = zone.value === "utc" ? "UTC" : undefined;
+    formats.set(key, (found = new Intl.DateTimeFormat(locale, { ...options, timeZone })));
+  }
+  return found.format(date);
+}
+
+const DAY: Intl.DateTimeFormatOptions = { year: "numeric", month: "2-digit", day: "2-digit" };
+const MINUTE: Intl.DateTimeFormatOptions = {
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+};
+const SECOND: Intl.DateTimeFormatOptions = { ...MINUTE, second: "2-digit" };
+
+/** Return the day of a time: `2026-11-27`. */
+export const dayOf = (date: Date): string => format(date, "en-CA", DAY);
+
+/** Return the time of the day, to the minute or (`fine`) to the second. */
+export const timeOf = (date: Date, fine: boolean): string =>
+  format(date, "en-GB", fine ? SECOND : MINUTE);
+
 /** Return a time of the day, with the day where it is another one. */
 export function clock(at: number): string {
   const date = new Date(at / 1e6);
-  const timeZone = zone.value === "utc" ? "UTC" : undefined;
   const distance = Math.abs(at - now.value) / NS;
-  const time: Intl.DateTimeFormatOptions = {
-    timeZone,
-    hour: "2-digit",
-    minute: "2-digit",
-    hourCycle: "h23",
-  };
-  if (distance < 600) time.second = "2-digit";
-  const day = (of: Date): string => of.toLocaleDateString("en-CA", { timeZone });
-  const told = date.toLocaleTimeString("en-GB", time);
-  if (day(date) === day(new Date(now.value / 1e6))) return told;
-  if (distance < 5 * 86_400) {
-    return `${date.toLocaleDateString("en-GB", { timeZone, weekday: "short" })} ${told}`;
-  }
-  return `${day(date)} ${told}`;
+  const told = timeOf(date, distance < 600);
+  if (dayOf(date) === dayOf(new Date(now.value / 1e6))) return told;
+  if (distance < 5 * 86_400) return `${format(date, "en-GB", { weekday: "short" })} ${told}`;
+  return `${dayOf(date)} ${told}`;
 }
 
 /** Return an instant in full, for titles. */
@@ -66,7 +83,9 @@ export const rate = (milli: number | null | undefined): string =>
   milli === null || milli === undefined ? "" : `${(milli / 1000).toPrecision(3)}/s`;
 
 /** Return a number with its thousands apart. */
-export const count = (value: number): string => value.toLocaleString("en-US");
+export const count = (value: number): string => numbers.format(value);
+
+const numbers = new Intl.NumberFormat("en-US");
 
 /** Return a part of a whole in percent. */
 export const percent = (part: number, whole: number): string =>

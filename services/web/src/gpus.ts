@@ -6,7 +6,10 @@ import { gpus, jobs } from "./live";
 import { nameOf } from "./parts/vcs";
 import type { Gpu } from "./rows";
 
-/** The GPUs of each node, in the order of their indices. */
+let before = new Map<string, Gpu[]>();
+
+/** The GPUs of each node, in the order of their indices; the same list as before if none of them
+ * changed. */
 export const gpusByNode = computed(() => {
   const found = new Map<string, Gpu[]>();
   for (const gpu of gpus.all.value) {
@@ -14,7 +17,14 @@ export const gpusByNode = computed(() => {
     if (those) those.push(gpu);
     else found.set(gpu.node, [gpu]);
   }
-  for (const those of found.values()) those.sort((a, b) => a.index - b.index);
+  for (const [node, those] of found) {
+    if (those.some((gpu, place) => place > 0 && gpu.index < (those[place - 1]?.index ?? 0)))
+      those.sort((a, b) => a.index - b.index);
+    const known = before.get(node);
+    if (known?.length === those.length && known.every((gpu, place) => gpu === those[place]))
+      found.set(node, known);
+  }
+  before = found;
   return found;
 });
 

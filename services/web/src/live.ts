@@ -4,7 +4,7 @@
 // changed since. After a break the stream goes on from the last cursor. A cursor that the gateway
 // no longer knows is answered by `reset`, and the tables are listed anew.
 
-import { computed, type ReadonlySignal, signal } from "@preact/signals";
+import { batch, computed, type ReadonlySignal, type Signal, signal } from "@preact/signals";
 
 import { open, Refused } from "./api";
 import type * as rows from "./rows";
@@ -30,29 +30,59 @@ export class Table<Row> {
     this.version.value;
     return [...this.rows.values()];
   });
-  private columns: string[] = [];
+  private shape: Shape = shapeOf([]);
+  /** Rows that are followed one by one. */
+  private readonly followed = new Map<string, Signal<Row | undefined>>();
 
-  /** Return the row with this key, and follow its changes. */
+  /** Return the row with this key, and follow its changes alone. */
   get(key: string): Row | undefined {
-    this.version.value;
-    return this.rows.get(key);
+    let one = this.followed.get(key);
+    if (!one) this.followed.set(key, (one = signal(this.rows.get(key))));
+    return one.value;
   }
 
   list(columns: string[], listed: unknown[][]): void {
-    this.columns = columns;
+    this.shape = shapeOf(columns);
     this.rows.clear();
-    this.change(listed, []);
+    this.put(listed);
+    for (const [key, one] of this.followed) one.value = this.rows.get(key);
   }
 
   change(changed: unknown[][], gone: string[]): void {
     for (const key of gone) this.rows.delete(key);
-    for (const cells of changed) {
-      const row: Record<string, unknown> = {};
-      this.columns.forEach((column, place) => (row[column] = cells[place]));
-      this.rows.set(String(cells[0]), row as Row);
-    }
+    this.put(changed);
+    if (!this.followed.size) return;
+    for (const key of gone) this.told(key);
+    for (const cells of changed) this.told(String(cells[0]));
+  }
+
+  private put(changed: unknown[][]): void {
+    for (const cells of changed) this.rows.set(String(cells[0]), new this.shape(cells) as Row);
     this.version.value += 1;
   }
+
+  private told(key: string): void {
+    const one = this.followed.get(key);
+    if (one) one.value = this.rows.get(key);
+  }
+}
+
+type Shape = new (cells: unknown[]) => object;
+
+/** Return a class whose fields are the columns of a row, which stays the array that it came as:
+ * as objects with forty fields of their own, ten thousand rows take several times the memory. */
+function shapeOf(columns: string[]): Shape {
+  class Row {
+    constructor(readonly cells: unknown[]) {}
+  }
+  columns.forEach((column, place) =>
+    Object.defineProperty(Row.prototype, column, {
+      get(this: Row) {
+        return this.cells[place];
+      },
+    }),
+  );
+  return Row;
 }
 
 export const jobs = new Table<rows.Job>();
@@ -75,6 +105,8 @@ const tables: Record<string, Table<never>> = {
 
 /** `loading` until the first listing, then `live`, or `away` while the gateway does not answer. */
 export const standing = signal<"loading" | "live" | "away">("loading");
+/** How often the gateway came back after it was away: what is not in the tables is asked again then. */
+export const returns = signal(0);
 /** Why the state cannot be shown; empty: it can. */
 export const problem = signal("");
 /** How late the last change was shown after the gateway told it, in milliseconds. */
@@ -93,7 +125,6 @@ export async function follow(stop: AbortSignal): Promise<void> {
       cursor ||= await list(stop);
       failures = 0;
       for await (const frame of frames(cursor, stop)) {
-        standing.value = "live";
         if (frame.event === "reset") {
           cursor = "";
           break;
@@ -115,23 +146,44 @@ export async function follow(stop: AbortSignal): Promise<void> {
   }
 }
 
+/** List everything: what is small and shown first, then the tables of a row for each job and GPU.
+ * Return the cursor of the first: what changed meanwhile comes once more. */
 async function list(stop: AbortSignal): Promise<string> {
-  const response = await open("/v1/state", { signal: stop });
-  const listing = (await response.json()) as Listing;
-  for (const [name, table] of Object.entries(tables)) {
-    const listed = listing.tables[name];
-    table.list(listed?.columns ?? [], listed?.rows ?? []);
-  }
+  const small = ["totals", "alerts", "vcs", "searches"];
+  const cursor = await listSome(small, stop);
+  await listSome(
+    Object.keys(tables).filter((name) => !small.includes(name)),
+    stop,
+  );
   problem.value = "";
-  standing.value = "live";
+  isLive();
+  return cursor;
+}
+
+async function listSome(names: string[], stop: AbortSignal): Promise<string> {
+  const response = await open(`/v1/state?tables=${names.join()}`, { signal: stop });
+  const listing = (await response.json()) as Listing;
+  batch(() => {
+    for (const name of names) {
+      const listed = listing.tables[name];
+      tables[name]?.list(listed?.columns ?? [], listed?.rows ?? []);
+    }
+  });
   return listing.cursor;
 }
 
+function isLive(): void {
+  if (standing.value === "away") returns.value += 1;
+  standing.value = "live";
+}
+
 function take(changes: Changes): void {
-  for (const [name, change] of Object.entries(changes.tables)) {
-    tables[name]?.change(change.rows ?? [], change.gone ?? []);
-  }
-  delay.value = Math.max(0, Date.now() - changes.at / 1e6);
+  batch(() => {
+    for (const [name, change] of Object.entries(changes.tables)) {
+      tables[name]?.change(change.rows ?? [], change.gone ?? []);
+    }
+    delay.value = Math.max(0, Date.now() - changes.at / 1e6);
+  });
 }
 
 interface Frame {
@@ -150,7 +202,7 @@ async function* frames(cursor: string, stop: AbortSignal): AsyncGenerator<Frame>
     const response = await open(path, { signal });
     if (!response.body) return;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    standing.value = "live";
+    isLive();
     for (let rest = ""; ;) {
       const { value, done } = await reader.read();
       if (done) throw new Error("the stream ended");

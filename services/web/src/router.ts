@@ -9,6 +9,16 @@ export const path = computed(() => address.value.split("?")[0] ?? "/");
 /** The query: the state of the page, so that a link shows the same. */
 export const query = computed(() => new URLSearchParams(address.value.split("?")[1] ?? ""));
 
+/** Return the name that a path has after `under`; what cannot be decoded is taken as it is. */
+export function nameIn(shown: string, under: string): string {
+  const text = shown.slice(under.length + 1);
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 addEventListener("popstate", () => {
   address.value = location.pathname + location.search;
 });

@@ -7,6 +7,8 @@ import type { components } from "./api.gen";
 export type WhoAmI = components["schemas"]["WhoAmI"];
 
 const KEY = "skep-token";
+/** Is kept if this page got the token itself, from a login at the provider. */
+const OWN_KEY = "skep-token-own";
 
 /** The token; empty: nobody is logged in. It is kept until the tab is closed. */
 export const token = signal(sessionStorage.getItem(KEY) ?? "");
@@ -21,9 +23,14 @@ export const myName = computed(() => {
   return who === null ? "" : who.full_name || who.person || who.name;
 });
 
-/** Use a token from now on. */
-export function logIn(text: string): void {
+/** Return whether nobody but this page has the token: it got it itself. */
+export const isOwn = (): boolean => sessionStorage.getItem(OWN_KEY) !== null;
+
+/** Use a token from now on; `own`: this page got it itself. */
+export function logIn(text: string, own = false): void {
   sessionStorage.setItem(KEY, text);
+  if (own) sessionStorage.setItem(OWN_KEY, "1");
+  else sessionStorage.removeItem(OWN_KEY);
   refusal.value = "";
   token.value = text;
 }
@@ -31,6 +38,7 @@ export function logIn(text: string): void {
 /** Forget the token, and say why if it was not asked for. */
 export function logOut(why = ""): void {
   sessionStorage.removeItem(KEY);
+  sessionStorage.removeItem(OWN_KEY);
   token.value = "";
   me.value = null;
   refusal.value = why;

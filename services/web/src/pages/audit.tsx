@@ -6,6 +6,7 @@ import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { count, NS } from "../format";
 import { At, Card, Command, Empty, Problem } from "../parts/basics";
+import { quoted } from "../parts/line";
 import { type Column, Rows } from "../parts/rows";
 import { Word } from "../parts/word";
 import { query, setQuery } from "../router";
@@ -261,6 +262,3 @@ function lineOf(asked: URLSearchParams): string {
     .filter(Boolean)
     .join(" ");
 }
-
-const quoted = (text: string): string =>
-  /^[\w./:@-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;

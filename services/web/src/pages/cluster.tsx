@@ -1,4 +1,4 @@
-// The cluster: its nodes, its cells, and the windows in which nodes are kept free.
+// The cluster: its nodes, its cells, the windows in which nodes are kept free, and the volumes.
 
 import { useState } from "preact/hooks";
 
@@ -11,17 +11,20 @@ import { query } from "../router";
 import { CellsView } from "./cluster_cells";
 import { NodeDialog } from "./cluster_node";
 import { NodesView } from "./cluster_nodes";
+import { VolumesView } from "./cluster_volumes";
 import { WindowsView } from "./cluster_windows";
 
 const TABS: [string, string][] = [
   ["", "Nodes"],
   ["cells", "Cells"],
   ["windows", "Reservations"],
+  ["volumes", "Volumes"],
 ];
 const LINES: Record<string, string> = {
   "": "skep gpu ls",
   cells: "skep vc tree --out cells.svg",
   windows: "skep reserve ls",
+  volumes: "skep volumes",
 };
 
 const IN_FORCE_MS = [200, 1500];
@@ -54,6 +57,7 @@ export function ClusterPage() {
       {tab === "" && <NodesView windows={windows} />}
       {tab === "cells" && <CellsView windows={windows} />}
       {tab === "windows" && <WindowsView windows={windows} problem={problem} onChange={again} />}
+      {tab === "volumes" && <VolumesView />}
       {opened && <NodeDialog node={opened} windows={windows} onChange={again} />}
     </>
   );

@@ -1,9 +1,9 @@
 // The cells: from a chain down to one GPU, with who owns them, who uses them, and who would leave.
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 
 import { answered, api } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew } from "../asking";
 import {
   type Cell,
   type Chain,
@@ -21,7 +21,7 @@ import { count, many } from "../format";
 import { gpus, vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { Grid } from "../parts/grid";
-import { colourOf, HIDDEN, nameOf, ownOf, shortOf, VcLegend } from "../parts/vcs";
+import { colourOf, HIDDEN, Mark, nameOf, names, ownOf, shortOf, VcLegend } from "../parts/vcs";
 import { go, query } from "../router";
 import type { Window } from "../rows";
 import { Inside } from "./cluster_inside";
@@ -31,13 +31,10 @@ const DRAWN_MAX = 64;
 const IN_ROW = 8;
 const HEAD_PX = 52;
 const ROW_PX = 27;
-/** The tree is asked for anew at most so often while GPUs come and go. */
-const ANEW_MS = 1000;
-
 /** The part of the tree that the address names. */
 export function CellsView({ windows }: { windows: Window[] }) {
-  const changes = useSettled(gpus.version.value + vcs.version.value, ANEW_MS);
-  const { value, problem } = useAsked(() => answered(api.GET("/v1/cells")), [changes]);
+  const version = gpus.version.value + vcs.version.value;
+  const { value, problem } = useAnew(() => answered(api.GET("/v1/cells")), version, []);
   const chains = (value?.chains ?? []) as Chain[];
   const find = query.value.get("find");
   useEffect(() => {
@@ -63,31 +60,16 @@ export function CellsView({ windows }: { windows: Window[] }) {
       <Path chains={chains.length} chain={focus?.chain.chain ?? ""} path={focus?.path ?? []} />
       <p class="legend dim">
         <VcLegend />
-        <span>
-          <i class="gpu free" />
-          idle
-        </span>
-        <span>
-          <i class="gpu vc-other borrowed" />
-          borrowed
-        </span>
-        <span>
-          <i class="gpu free claimed" />
-          reserved
-        </span>
-        <span>
-          <i class="gpu bad" />
-          bad
-        </span>
-        <span>
-          <i class="gpu free own own-other" />
-          line below: the owner's colour
-        </span>
+        <Mark gpu="free" text="idle" />
+        <Mark gpu="vc-other borrowed" text="borrowed" />
+        <Mark gpu="free claimed" text="reserved" />
+        <Mark gpu="bad" text="bad" />
+        <Mark gpu="free own own-other" text="line below: the owner's colour" />
       </p>
       {focus ? (
         <Focused chain={focus.chain} path={focus.path} windows={windows} />
       ) : (
-        <Chains chains={chains} />
+        <Chains chains={chains} windows={windows} />
       )}
     </>
   );
@@ -134,7 +116,7 @@ function Path({ chains, chain, path }: { chains: number; chain: string; path: Ce
   );
 }
 
-function Chains({ chains }: { chains: Chain[] }) {
+function Chains({ chains, windows }: { chains: Chain[]; windows: Window[] }) {
   return (
     <div class="columns">
       {chains.map((chain) => {
@@ -156,6 +138,19 @@ function Chains({ chains }: { chains: Chain[] }) {
                 Levels: {chain.levels.map((one) => `${one.level} (${one.gpus})`).join(" · ")}
               </div>
             </div>
+            {all <= DRAWN_MAX && (
+              <div class="inside drawn">
+                {chain.cells.map((cell) => (
+                  <CellBox
+                    key={cell.address}
+                    chain={chain}
+                    cell={cell}
+                    owner=""
+                    windows={windows}
+                  />
+                ))}
+              </div>
+            )}
           </Card>
         );
       })}
@@ -163,11 +158,22 @@ function Chains({ chains }: { chains: Chain[] }) {
   );
 }
 
-function Focused({ chain, path, windows }: { chain: Chain; path: Cell[]; windows: Window[] }) {
-  const focused = path.at(-1);
-  const parts = focused ? inside(chain, focused) : chain.cells;
-  const owner = path.findLast((cell) => cell.owner)?.owner ?? "";
-  const all = (focused ? [focused] : chain.cells).flatMap((cell) => leaves(chain, cell, owner));
+interface FocusedProps {
+  chain: Chain;
+  path: Cell[];
+  windows: Window[];
+}
+
+/** What is shown of a cell: drawn anew with another tree, and not with every change of a row. */
+function Focused({ chain, path, windows }: FocusedProps) {
+  return useMemo(() => focused(chain, path, windows), [chain, path.at(-1), windows, names.value]);
+}
+
+function focused(chain: Chain, path: Cell[], windows: Window[]) {
+  const cell = path.at(-1);
+  const parts = cell ? inside(chain, cell) : chain.cells;
+  const owner = path.findLast((one) => one.owner)?.owner ?? "";
+  const all = (cell ? [cell] : chain.cells).flatMap((cell) => leaves(chain, cell, owner));
   const node = nodeOf(chain, path);
   const one = parts[0];
   return (
@@ -178,18 +184,18 @@ function Focused({ chain, path, windows }: { chain: Chain; path: Cell[]; windows
             {many(parts.length, one.level)} of {many(one.gpus, "GPU")}
           </h2>
           <Grid
-            label={`Cells of ${focused ? focused.address : chain.chain}`}
+            label={`Cells of ${cell ? cell.address : chain.chain}`}
             items={parts}
-            keyOf={(cell) => cell.address}
+            keyOf={(part) => part.address}
             width={one.gpus === 1 ? 130 : 250}
             height={heightOf(one)}
-            box={(cell) => <CellBox chain={chain} cell={cell} owner={owner} windows={windows} />}
+            box={(part) => <CellBox chain={chain} cell={part} owner={owner} windows={windows} />}
           />
         </div>
       )}
       <Inside
         chain={chain}
-        cell={focused ?? null}
+        cell={cell ?? null}
         owner={owner}
         leaves={all}
         jobs={jobsIn(all)}
@@ -201,10 +207,13 @@ function Focused({ chain, path, windows }: { chain: Chain; path: Cell[]; windows
 }
 
 function heightOf(cell: Cell): number {
-  if (cell.gpus > DRAWN_MAX) return HEAD_PX + 46;
+  if (cell.gpus > DRAWN_MAX) return HEAD_PX + 68;
   if (cell.gpus === 1) return 74;
   return HEAD_PX + ROW_PX * Math.ceil(cell.gpus / IN_ROW);
 }
+
+/** Few GPUs are drawn wider: there is room for them. */
+const sizeOf = (gpus: number): string => (gpus === 1 ? "one" : gpus <= 4 ? "few" : "");
 
 interface BoxProps {
   chain: Chain;
@@ -240,7 +249,7 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
       ) : (
         <>
           <span class="hidden">: {said}</span>
-          <span class={cell.gpus === 1 ? "gpus one" : "gpus"} aria-hidden="true">
+          <span class={`gpus ${sizeOf(cell.gpus)}`} aria-hidden="true">
             {leaves(chain, cell, owner).map((leaf) => (
               <Square key={leaf.address} leaf={leaf} big={cell.gpus === 1} />
             ))}
@@ -271,7 +280,7 @@ function Square({ leaf, big }: { leaf: Leaf; big: boolean }) {
       : cell.reserved
         ? "→"
         : "";
-  return <span class={names.join(" ")}>{text || " "}</span>;
+  return <span class={names.join(" ")}>{text || "\u00a0"}</span>;
 }
 
 /** How the GPUs of cells are used, as one bar; each part has the letters of its virtual cluster. */

@@ -1,12 +1,15 @@
 // What is in a cell: its owner, the jobs inside and by which right, and who would have to leave.
 
 import type { Cell, Chain, Inside as Holder, Leaf } from "../cells";
-import { many } from "../format";
+import { count, many } from "../format";
 import { jobs, nodes } from "../live";
 import { Card, Empty, State } from "../parts/basics";
 import { HIDDEN, nameOf, VcName } from "../parts/vcs";
 import type { Window } from "../rows";
 import { WindowLine } from "./cluster_windows";
+
+/** Jobs that are listed of a cell: a whole chain has thousands. */
+const LISTED_MAX = 50;
 
 interface Props {
   chain: Chain;
@@ -112,7 +115,7 @@ function Holders({ jobs: all }: { jobs: Holder[] }) {
           </tr>
         </thead>
         <tbody>
-          {all.map((one) => (
+          {all.slice(0, LISTED_MAX).map((one) => (
             <tr key={`${one.job} ${one.vc} ${one.borrowed}`}>
               <td>
                 <JobLink job={one.job} />
@@ -121,11 +124,14 @@ function Holders({ jobs: all }: { jobs: Holder[] }) {
                 <VcName vc={one.vc} />
               </td>
               <td class="right">{one.gpus}</td>
-              <td>{one.borrowed ? "borrowed" : "its own cells"}</td>
+              <td>{one.borrowed ? "borrowed" : "own cell"}</td>
             </tr>
           ))}
         </tbody>
       </table>
+      {all.length > LISTED_MAX && (
+        <Empty>{count(all.length - LISTED_MAX)} more: they are in the cells inside.</Empty>
+      )}
     </div>
   );
 }
@@ -147,12 +153,15 @@ function Leaving({ cell, owner, jobs: all, leaves }: Props) {
       {victims.length > 0 && (
         <>
           <ul class="within">
-            {victims.slice(0, 50).map((one) => (
+            {victims.slice(0, LISTED_MAX).map((one) => (
               <li key={`${one.job} ${one.vc}`}>
                 <JobLink job={one.job} /> of <VcName vc={one.vc} /> would leave{wholeOf(one)}
               </li>
             ))}
           </ul>
+          {victims.length > LISTED_MAX && (
+            <p class="dim">and {many(victims.length - LISTED_MAX, "more job", "more jobs")}.</p>
+          )}
           <p class="dim">
             {cell &&
               !owner &&

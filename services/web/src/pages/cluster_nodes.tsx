@@ -2,13 +2,13 @@
 
 import { useMemo } from "preact/hooks";
 
-import { windowsOf } from "../cells";
 import { clock, now } from "../format";
 import { gpusByNode, sayGpu, useOfGpu } from "../gpus";
-import { nodes } from "../live";
+import { nodes, standing } from "../live";
 import { Command, Empty, State } from "../parts/basics";
 import { Grid } from "../parts/grid";
-import { colourOf, shortOf, VcLegend } from "../parts/vcs";
+import { SearchBox } from "../parts/listing";
+import { colourOf, Mark, shortOf, VcLegend } from "../parts/vcs";
 import { query, setQuery } from "../router";
 import type { Gpu, Node, Window } from "../rows";
 
@@ -38,17 +38,15 @@ export function NodesView({ windows }: { windows: Window[] }) {
       (node): node is Node =>
         node !== undefined && matches(node, byNode.get(node.node) ?? [], wanted),
     );
+  const firstOf = useMemo(() => firstWindows(windows), [windows]);
   let most = 1;
   for (const those of byNode.values()) most = Math.max(most, those.length);
   return (
     <>
       <div class="controls">
-        <input
-          type="search"
-          aria-label="Search nodes"
-          placeholder="Search nodes, types, states, jobs, virtual clusters …"
-          value={query.value.get("q") ?? ""}
-          onInput={(event) => setQuery({ q: event.currentTarget.value })}
+        <SearchBox
+          label="Search nodes"
+          hint="Search nodes, types, states, jobs, virtual clusters …"
         />
         <span role="group" aria-label="Colours" class="group">
           {COLOURINGS.map(([value, text]) => (
@@ -66,7 +64,8 @@ export function NodesView({ windows }: { windows: Window[] }) {
       <p class="legend dim">
         <Legend by={by} />
       </p>
-      {!all.length && (
+      {!all.length && standing.value === "loading" && <Empty>Loading …</Empty>}
+      {!all.length && standing.value !== "loading" && (
         <Empty>
           No node has joined. <Command line="skep node token" />
         </Empty>
@@ -87,7 +86,7 @@ export function NodesView({ windows }: { windows: Window[] }) {
             node={node}
             own={byNode.get(node.node) ?? []}
             by={by}
-            windows={windowsOf(windows, node.node)}
+            window={firstOf.get(node.node)}
           />
         )}
       />
@@ -95,40 +94,24 @@ export function NodesView({ windows }: { windows: Window[] }) {
   );
 }
 
+/** Return the first window of each node that is in one. */
+function firstWindows(windows: Window[]): Map<string, Window> {
+  const found = new Map<string, Window>();
+  for (const window of windows)
+    for (const node of window.nodes) if (!found.has(node)) found.set(node, window);
+  return found;
+}
+
 function Legend({ by }: { by: string }) {
   return (
     <>
-      {by === "" && (
-        <span>
-          <i class="gpu held" />
-          held
-        </span>
-      )}
+      {by === "" && <Mark gpu="held" text="held, with the number of the job" />}
       {by === "vc" && <VcLegend />}
-      {by === "use" && (
-        <span>
-          <i class="gpu use-high" />
-          in use, in percent
-        </span>
-      )}
-      {by !== "use" && (
-        <span>
-          <i class="gpu held borrowed" />
-          borrowed
-        </span>
-      )}
-      <span>
-        <i class="gpu free" />
-        free
-      </span>
-      <span>
-        <i class="gpu bad" />
-        bad
-      </span>
-      <span>
-        <i class="gpu drained" />
-        drained or lost
-      </span>
+      {by === "use" && <Mark gpu="use-high" text="in use, in percent" />}
+      {by !== "use" && <Mark gpu="held borrowed" text="borrowed" />}
+      <Mark gpu="free" text="free" />
+      <Mark gpu="bad" text="bad" />
+      <Mark gpu="drained" text="drained or lost" />
     </>
   );
 }
@@ -146,51 +129,66 @@ function matches(node: Node, own: Gpu[], wanted: string): boolean {
   return wanted.split(/\s+/).every((word) => text.includes(word));
 }
 
-function NodeBox(props: { node: Node; own: Gpu[]; by: string; windows: Window[] }) {
-  const { node, windows } = props;
-  const [first] = windows;
+/** So many GPUs of a node are drawn wider, as there is room. */
+const FEW = 4;
+
+interface BoxProps {
+  node: Node;
+  own: Gpu[];
+  by: string;
+  window: Window | undefined;
+}
+
+function NodeBox({ node, own, by, window }: BoxProps) {
   const since =
-    first &&
-    (first.begins <= now.value ? `until ${clock(first.ends)}` : `from ${clock(first.begins)}`);
-  return (
-    <div class={`node ${node.state}`}>
-      <div class="head">
-        <a href={`/cluster?node=${encodeURIComponent(node.node)}`}>{node.node}</a>
-        {first && (
-          <span class="chip" title={first.reason}>
-            {first.maintenance ? "maintenance" : `for ${first.vc}`} {since}
-          </span>
-        )}
-        <State state={node.state} />
+    window &&
+    (window.begins <= now.value ? `until ${clock(window.ends)}` : `from ${clock(window.begins)}`);
+  // Use is in the rows of jobs: there all is drawn anew.
+  const fresh = by === "use" ? {} : null;
+  return useMemo(
+    () => (
+      <div class={`node ${node.state}`}>
+        <div class="head">
+          <a href={`/cluster?node=${encodeURIComponent(node.node)}`}>{node.node}</a>
+          {window && (
+            <span class="chip" title={`${windowText(window)} ${since}: ${window.reason}`}>
+              {windowText(window)} {since}
+            </span>
+          )}
+          <State state={node.state} />
+        </div>
+        <div class={own.length <= FEW ? "gpus few" : "gpus"}>
+          {own.map((gpu) => gpuBox(gpu, by))}
+        </div>
       </div>
-      <div class="gpus">
-        {props.own.map((gpu) => (
-          <GpuBox key={gpu.gpu} gpu={gpu} by={props.by} />
-        ))}
-      </div>
-    </div>
+    ),
+    [node, own, by, window, since, fresh],
   );
 }
 
-function GpuBox({ gpu, by }: { gpu: Gpu; by: string }) {
+const windowText = (window: Window): string =>
+  window.maintenance ? "maintenance" : `for ${window.vc}`;
+
+/** A GPU, as few elements as possible: there are hundreds in view. */
+function gpuBox(gpu: Gpu, by: string) {
   const [colour, text] = look(gpu, by);
   const said = sayGpu(gpu);
   if (!gpu.job) {
     return (
-      <span class={`gpu ${colour}`} title={said}>
-        <span aria-hidden="true">{text}</span>
-        <span class="hidden">{said}</span>
+      <span key={gpu.gpu} class={`gpu ${colour}`} title={said} role="img" aria-label={said}>
+        {text}
       </span>
     );
   }
   return (
     <a
+      key={gpu.gpu}
       class={`gpu ${colour}${gpu.borrowed ? " borrowed" : ""}`}
       title={said}
+      aria-label={said}
       href={`/jobs/${encodeURIComponent(gpu.job)}`}
     >
       {text}
-      <span class="hidden">: {said}</span>
     </a>
   );
 }
@@ -207,5 +205,7 @@ function look(gpu: Gpu, by: string): [string, string] {
       String(Math.round(use / 10)),
     ];
   }
-  return ["held", gpu.job ?? ""];
+  // There is room for five figures, and none for the letter before them.
+  const number = (gpu.job ?? "").replace(/^j/, "");
+  return [number.length > 4 ? "held long" : "held", number];
 }

@@ -2,13 +2,18 @@
 
 import type { ComponentType } from "preact";
 
+import { nameIn } from "../router";
 import { may } from "../session";
 import { AuditPage } from "./audit";
 import { ClusterPage } from "./cluster";
+import { ComparePage } from "./compare";
+import { EventsPage } from "./events";
 import { JobPage } from "./job";
 import { JobsPage } from "./jobs";
 import { LedgerPage } from "./ledger";
 import { OverviewPage } from "./overview";
+import { PeoplePage } from "./people";
+import { MePage, PersonPage } from "./person";
 import { PoliciesPage } from "./policies";
 import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
@@ -43,7 +48,7 @@ function page(name: string, path: string, Page: ComponentType, offered = () => t
 }
 
 function detail(name: string, under: string, Page: ComponentType): PageOf {
-  const nameOf = (path: string) => decodeURIComponent(path.slice(under.length + 1));
+  const nameOf = (path: string) => nameIn(path, under);
   return {
     name,
     path: under,
@@ -60,6 +65,7 @@ export const pages: PageOf[] = [
   page("Overview", "/", OverviewPage),
   page("Jobs", "/jobs", JobsPage),
   detail("Job", "/jobs", JobPage),
+  { ...page("Compare jobs", "/compare", ComparePage), inNavigation: false },
   page("Submit", "/submit", SubmitPage, () => may("submit")),
   page("Cluster", "/cluster", ClusterPage, () => may("see-cluster")),
   page("Tenants", "/tenants", TenantsPage, () => may("see-reports")),
@@ -69,5 +75,9 @@ export const pages: PageOf[] = [
   page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
   page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
   page("Replay", "/replay", ReplayPage, () => may("set-vcs")),
+  page("Events", "/events", EventsPage),
+  page("People", "/people", PeoplePage, () => may("manage-people") || may("manage-vc-people")),
+  detail("Person", "/people", PersonPage),
   page("Audit", "/audit", AuditPage, () => may("see-audit") || may("see-vc-audit")),
+  page("Account", "/me", MePage),
 ];

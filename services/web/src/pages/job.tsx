@@ -8,9 +8,9 @@ import { useAsked } from "../asking";
 import { count, length, many, now, percent, rate } from "../format";
 import { jobs } from "../live";
 import { ActionButtons, type Ask, AskDialog, asksFor } from "../parts/actions";
-import { At, Card, Command, Empty, Problem, State, Tabs, Wide } from "../parts/basics";
+import { At, Card, Command, Empty, Problem, Said, State, Tabs, Wide } from "../parts/basics";
 import type { Detail, Spec } from "../parts/spec";
-import { path, query } from "../router";
+import { nameIn, path, query } from "../router";
 import type { Job } from "../rows";
 import { may } from "../session";
 import { Blame } from "./job_blame";
@@ -26,7 +26,7 @@ import { Why } from "./job_why";
 
 /** The page. */
 export function JobPage() {
-  const name = decodeURIComponent(path.value.slice("/jobs/".length));
+  const name = nameIn(path.value, "/jobs");
   const live = jobs.get(name);
   // The row changes with the job: what is not in it is asked for again then.
   const key = JSON.stringify([
@@ -185,7 +185,11 @@ function CameTo({ taken, job }: { taken: unknown; job: string }) {
 function Summary({ detail, row }: { detail: Detail; row: Job }) {
   return (
     <>
-      {row.text && row.state !== "running" && <p>{row.text}</p>}
+      {row.text && row.state !== "running" && (
+        <p>
+          <Said text={row.text} />
+        </p>
+      )}
       {(detail.problems ?? []).length > 0 && (
         <Problem
           text={(detail.problems ?? [])
@@ -210,7 +214,9 @@ function Summary({ detail, row }: { detail: Detail; row: Job }) {
       <Trials trials={detail.trials ?? []} job={row.job} />
       <p class="commands">
         <Command line={`skep show ${row.job}`} />{" "}
-        {may("read-logs", row.vc, row.owner) && <Command line={`skep logs -f ${row.job}`} />}
+        {may("read-logs", row.vc, row.owner) && !row.tasks && (
+          <Command line={`skep logs -f ${row.job}`} />
+        )}
       </p>
     </>
   );

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { open } from "../api";
 import { bytes, many } from "../format";
+import { returns } from "../live";
 import { type Pen, type Piece, pieces, PLAIN, SHOWN_CHARACTERS } from "../parts/ansi";
 import { Card, Command, Problem } from "../parts/basics";
 import { saved } from "../parts/download";
@@ -75,7 +76,7 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
       );
     });
     return () => stop.abort();
-  }, [job, rank, attempt, text]);
+  }, [job, rank, attempt, text, returns.value]);
   useEffect(() => {
     const element = box.current;
     if (element && atEnd.current) element.scrollTop = element.scrollHeight;
@@ -179,12 +180,17 @@ export function Logs({ row, ranks }: { row: Job; ranks: number }) {
           {text
             ? `${many(lines.length, "line")} with “${text}”${over ? "" : " so far"}`
             : over
-              ? "The job is over: nothing more comes."
+              ? sayOver(row, problem)
               : "New lines show as they are printed."}
         </p>
       </div>
     </Card>
   );
+}
+
+function sayOver(row: Job, problem: string): string {
+  if (problem) return "Nothing more comes for now.";
+  return `The ${row.ended_at ? "job" : "attempt"} is over: nothing more comes.`;
 }
 
 function Shown({ line, several }: { line: Line; several: boolean }) {
@@ -312,7 +318,10 @@ async function read(
   const response = await open(path, { signal });
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
-    const piece = await reader?.read();
+    const piece = await reader?.read().catch((error: Error) => {
+      if (signal.aborted) throw error;
+      throw new Error("The log broke off. It is read again when the gateway is back.");
+    });
     if (!piece || piece.done) return;
     take(piece.value);
   }

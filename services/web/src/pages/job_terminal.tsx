@@ -54,6 +54,7 @@ export function TerminalTab({ row }: { row: Job }) {
             <input
               type="text"
               class="mono"
+              size={42}
               aria-label="Command; empty: a shell"
               placeholder="a shell, or a command such as nvidia-smi"
               value={words}
@@ -126,7 +127,7 @@ function Screen(props: {
         ref={box}
         role="region"
         aria-label={`Terminal in ${job}, rank ${run.rank}. Ctrl+Shift+Escape leaves it.`}
-        onKeyDown={(event) => {
+        onKeyDownCapture={(event) => {
           // Tab belongs to the shell: this is the way out for people without a mouse.
           if (event.key === "Escape" && event.ctrlKey && event.shiftKey) {
             event.preventDefault();

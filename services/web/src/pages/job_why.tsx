@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { many } from "../format";
-import { Card, Command, Dialog, Empty, Problem } from "../parts/basics";
+import { Card, Command, Dialog, Empty, Problem, Said } from "../parts/basics";
 import { saved } from "../parts/download";
 import { OutcomeLines, startText, waits } from "../parts/outcome";
 import { shortened, type Spec } from "../parts/spec";
@@ -51,7 +51,10 @@ export function Why({ row, spec }: { row: Job; spec: Spec | null }) {
           {value.reasons.map((one) => (
             <li key={one.reason + one.needs}>
               <div class="what">
-                <span>{one.text}</span> <code class="chip">{one.reason}</code>
+                <span>
+                  <Said text={one.text} />
+                </span>{" "}
+                <code class="chip">{one.reason}</code>
               </div>
               {one.needs && <div class="dim">{one.needs}</div>}
             </li>
@@ -63,7 +66,9 @@ export function Why({ row, spec }: { row: Job; spec: Spec | null }) {
         <Card title={row.ended_at ? "What would help" : "What would change that"}>
           <ul class="list">
             {value.would_change.map((text) => (
-              <li key={text}>{text}</li>
+              <li key={text}>
+                <Said text={text} />
+              </li>
             ))}
           </ul>
         </Card>

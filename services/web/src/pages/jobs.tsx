@@ -4,13 +4,15 @@ import { useMemo, useState } from "preact/hooks";
 
 import { ActionButtons, AskDialog, type Ask, asksFor } from "../parts/actions";
 import { At, Bar, Command, Empty, State } from "../parts/basics";
+import { Choices, ListTitle, SearchBox, VcChoice, wordsOf } from "../parts/listing";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { count, length, many, now, rate } from "../format";
-import { jobs, vcs } from "../live";
+import { jobs, standing } from "../live";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
 import { me } from "../session";
 import { forget, keep, views } from "../views";
+import { COMPARED_MAX } from "./compare";
 
 const ACTIVE = ["submitted", "queued", "bound", "running", "suspended", "stopping"];
 const STATES = [
@@ -31,12 +33,12 @@ export const COLUMNS: Column<Job>[] = [
     title: "Job",
     width: "minmax(64px, .7fr)",
     cell: (row) => row.task || row.job,
-    by: (row) => row.job,
+    by: (row) => Number(row.job.slice(1)) || 0,
   },
   {
     key: "name",
     title: "Name",
-    width: "minmax(90px, 2fr)",
+    width: "minmax(90px, 3fr)",
     cell: (row) => <span title={row.name}>{row.name}</span>,
     by: (row) => row.name,
   },
@@ -78,12 +80,12 @@ export const COLUMNS: Column<Job>[] = [
     width: "minmax(80px, 1.1fr)",
     cell: (row) => <span title={row.place}>{row.place}</span>,
     by: (row) => row.place,
-    from: 900,
+    from: 1300,
   },
   {
     key: "progress",
     title: "Progress",
-    width: "110px",
+    width: "84px",
     cell: (row) => <Progress row={row} />,
     by: (row) => row.progress ?? -1,
     from: 800,
@@ -93,9 +95,10 @@ export const COLUMNS: Column<Job>[] = [
     title: "Rate",
     width: "72px",
     right: true,
-    cell: (row) => rate(row.rate_milli),
+    // One that stands still, or begins, has a rate of before or none.
+    cell: (row) => (row.state === "running" && row.rate_milli ? rate(row.rate_milli) : ""),
     by: (row) => row.rate_milli ?? -1,
-    from: 1100,
+    from: 1200,
   },
   {
     key: "ends",
@@ -118,7 +121,7 @@ export const COLUMNS: Column<Job>[] = [
   {
     key: "why",
     title: "Why",
-    width: "minmax(120px, 2.6fr)",
+    width: "minmax(120px, 3fr)",
     cell: (row) => <Why row={row} />,
     by: (row) => row.why ?? "",
     from: 1000,
@@ -151,18 +154,19 @@ function Progress({ row }: { row: Job }) {
       />
     );
   }
+  if (!row.started_at) return null;
   if (row.progress === null || !row.total_steps) return row.steps ? <>{count(row.steps)}</> : null;
   const text = `${count(row.steps)} of ${count(row.total_steps)} mini-batches`;
   return <Bar label={text} parts={[["", row.progress / 1000]]} />;
 }
 
 function Ends({ row }: { row: Job }) {
-  if (row.ended_at) return <At at={row.ended_at} />;
+  if (row.ended_at) return <At at={row.ended_at} distance />;
   if (!row.end) return null;
   const [p10, p50, p90] = row.end;
   return (
     <span title={`eight times in ten within ${length(p90 - p10)}`}>
-      ~<At at={p50} />
+      ~<At at={p50} distance />
     </span>
   );
 }
@@ -179,7 +183,7 @@ function Why({ row }: { row: Job }) {
 /** Return the rows that a query asks for. */
 export function chosenRows(all: Job[], asked: URLSearchParams, person: string): Job[] {
   const state = asked.get("state") ?? "active";
-  const words = (asked.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  const words = wordsOf(asked);
   const vc = asked.get("vc");
   const owner = asked.get("mine") ? person : asked.get("owner");
   return all.filter((row) => {
@@ -188,13 +192,25 @@ export function chosenRows(all: Job[], asked: URLSearchParams, person: string): 
     if (vc && row.vc !== vc) return false;
     if (owner && row.owner !== owner) return false;
     if (!words.length) return true;
+    const text = textOf(row);
+    return words.every((word) => text.includes(word));
+  });
+}
+
+/** What is searched of rows: made once, as a row that changes is another one. */
+const searched = new WeakMap<Job, string>();
+
+function textOf(row: Job): string {
+  let text = searched.get(row);
+  if (text === undefined) {
     const labels = Object.entries(row.labels)
       .map(([name, value]) => `${name}=${value}`)
       .join(" ");
-    const text =
+    text =
       `${row.job} ${row.task} ${row.name} ${row.vc} ${row.owner} ${row.place} ${row.text} ${labels}`.toLowerCase();
-    return words.every((word) => text.includes(word));
-  });
+    searched.set(row, text);
+  }
+  return text;
 }
 
 /** Return the columns in which some job has something: owners and progress are not everywhere. */
@@ -229,20 +245,17 @@ export function JobsPage() {
   };
   return (
     <>
-      <div class="title">
-        <h1>Jobs</h1>
-        <span class="dim" role="status">
-          {count(rows.length)} shown
-        </span>
-        <span class="more">
-          <Command line={lineOf(asked)} />
-        </span>
-      </div>
+      <ListTitle title="Jobs" shown={rows.length} line={lineOf(asked)} />
       <Filters asked={asked} person={person} />
       {taken.length > 0 && (
         <div class="controls" role="group" aria-label="What to do with the chosen jobs">
           <b>{many(taken.length, "job")} chosen</b>
           <ActionButtons asks={asksFor(taken)} onAsk={setAsk} />
+          {taken.length > 1 && taken.length <= COMPARED_MAX && (
+            <a class="button" href={`/compare?jobs=${taken.map((row) => row.job).join(",")}`}>
+              Compare
+            </a>
+          )}
           <button type="button" class="quiet" onClick={() => setChosen(new Set())}>
             choose none
           </button>
@@ -270,33 +283,12 @@ export function JobsPage() {
 }
 
 function Filters({ asked, person }: { asked: URLSearchParams; person: string }) {
-  const state = asked.get("state") ?? "active";
-  const names = [...vcs.all.value].map((row) => row.vc).sort();
   const [saving, setSaving] = useState("");
   return (
     <>
       <div class="controls">
-        <input
-          type="search"
-          placeholder="Search names, labels (team=vision), nodes, reasons …"
-          aria-label="Search"
-          value={asked.get("q") ?? ""}
-          onInput={(event) => setQuery({ q: event.currentTarget.value })}
-        />
-        <label>
-          <span class="hidden">Virtual cluster</span>
-          <select
-            value={asked.get("vc") ?? ""}
-            onChange={(event) => setQuery({ vc: event.currentTarget.value })}
-          >
-            <option value="">All virtual clusters</option>
-            {names.map((name) => (
-              <option key={name} value={name}>
-                {name}
-              </option>
-            ))}
-          </select>
-        </label>
+        <SearchBox label="Search" hint="Search names, labels (team=vision), nodes, reasons …" />
+        <VcChoice />
         {person && (
           <button
             type="button"
@@ -308,16 +300,7 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
         )}
       </div>
       <div class="controls" role="group" aria-label="States">
-        {STATES.map((one) => (
-          <button
-            key={one}
-            type="button"
-            aria-pressed={state === one}
-            onClick={() => setQuery({ state: one === "active" ? "" : one })}
-          >
-            {one}
-          </button>
-        ))}
+        <Choices name="state" choices={STATES} usual="active" />
         {views.value.map((view) => (
           <span key={view.name} class="chip">
             <a href={`/jobs?${view.query}`}>{view.name}</a>
@@ -353,6 +336,7 @@ function Filters({ asked, person }: { asked: URLSearchParams; person: string }) 
 }
 
 function Nothing({ asked }: { asked: URLSearchParams }) {
+  if (standing.value === "loading") return <Empty>Loading …</Empty>;
   if (jobs.rows.size && [...asked.keys()].length) {
     return (
       <Empty>

@@ -200,7 +200,7 @@ export function axisOf(trials: Tried[]): [number, number] {
         : [Math.abs(row.low_milli ?? 0), Math.abs(row.high_milli ?? 0)],
     )
     .sort((a, b) => a - b);
-  const most = ends[Math.floor(0.95 * (ends.length - 1))] ?? 100;
+  const most = ends[Math.ceil(0.95 * (ends.length - 1))] ?? 100;
   const round = Math.max(50, Math.ceil(most / 50) * 50);
   return [-round, round];
 }
@@ -248,11 +248,17 @@ function columnsOf(ledger: Ledger, [from, to]: [number, number]): Column<Tried>[
     {
       key: "gain",
       title: `Gain, ${gained(from)} to ${gained(to)}`,
-      width: "minmax(112px, 176px)",
+      width: "minmax(112px, 196px)",
       cell: (row) => <Gain row={row} from={from} to={to} />,
       by: (row) => row.gain_milli ?? -Infinity,
     },
-    { key: "figure", title: "Interval", width: "190px", cell: (row) => sayGain(row), from: 1080 },
+    {
+      key: "figure",
+      title: "Interval",
+      width: "232px",
+      cell: (row) => <span title={sayGain(row)}>{sayGain(row)}</span>,
+      from: 1080,
+    },
     {
       key: "expected",
       title: "Expected",

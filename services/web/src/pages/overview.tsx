@@ -4,12 +4,15 @@ import { useEffect, useState } from "preact/hooks";
 
 import { answered, api } from "../api";
 import { count, length, many, NS, percent } from "../format";
-import { alerts, jobs, totals } from "../live";
-import { At, Card, Empty, State } from "../parts/basics";
+import { alerts, jobs, standing, totals } from "../live";
+import { At, Card, Empty, Said, State } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import type { Alert, Job } from "../rows";
 
 const WAITING_SHOWN = 12;
+/** Kinds of alerts that are shown, and how many more of each kind are named. */
+const GROUPS_MAX = 20;
+const ALIKE_MAX = 100;
 
 /** The first page. */
 export function OverviewPage() {
@@ -22,7 +25,9 @@ export function OverviewPage() {
       <Alerts />
       <div class="columns">
         <Waiting />
-        <LastDay />
+        <div>
+          <LastDay />
+        </div>
       </div>
     </>
   );
@@ -46,11 +51,10 @@ function Tiles() {
         <span>jobs wait</span>
       </a>
       <a class="tile" href="/cluster">
-        <b>
-          {count(gpus["held"] ?? 0)}
-          <small class="dim"> of {count(all)}</small>
-        </b>
-        <span>GPUs held, {percent(gpus["held"] ?? 0, all)}</span>
+        <b>{count(gpus["held"] ?? 0)}</b>
+        <span>
+          of {count(all)} GPUs held, {percent(gpus["held"] ?? 0, all)}
+        </span>
       </a>
       <a class="tile" href="/cluster">
         <b>{count(gpus["free"] ?? 0)}</b>
@@ -73,40 +77,82 @@ function Tiles() {
 
 const RANKS = { critical: 0, warning: 1, info: 2 };
 
+/** Alerts of one kind: of one node, or wherever there is no node. */
+interface Group {
+  key: string;
+  all: Alert[];
+}
+
+function grouped(all: Alert[]): Group[] {
+  const found = new Map<string, Group>();
+  for (const one of all) {
+    const node = one.kind === "gpu" ? (one.about.split("/")[0] ?? "") : "";
+    const key = `${one.code} ${node}`;
+    const group = found.get(key);
+    if (group) group.all.push(one);
+    else found.set(key, { key, all: [one] });
+  }
+  return [...found.values()].sort(
+    (a, b) => RANKS[a.all[0]?.severity ?? "info"] - RANKS[b.all[0]?.severity ?? "info"],
+  );
+}
+
 function Alerts() {
-  const all = [...alerts.all.value].sort((a, b) => RANKS[a.severity] - RANKS[b.severity]);
+  const all = alerts.all.value;
   if (!all.length) return null;
+  const groups = grouped(all);
   return (
     <Card title={many(all.length, "alert")}>
-      <ul class="list">
-        {all.slice(0, 20).map((one) => (
-          <AlertLine key={one.alert} alert={one} />
+      <ul class="list scrolled" tabIndex={0} aria-label="Alerts">
+        {groups.slice(0, GROUPS_MAX).map(({ key, all: [first, ...more] }) => (
+          <li key={key}>
+            {first && <AlertLine alert={first} />}
+            {more.length > 0 && (
+              <details>
+                <summary>{many(more.length, "more like it", "more like it")}</summary>
+                <div>
+                  {more.slice(0, ALIKE_MAX).map((one) => (
+                    <AlertAbout key={one.alert} alert={one} />
+                  ))}
+                  {more.length > ALIKE_MAX && <> and {count(more.length - ALIKE_MAX)} more</>}
+                </div>
+              </details>
+            )}
+          </li>
         ))}
       </ul>
-      {all.length > 20 && <Empty>{count(all.length - 20)} more are not shown.</Empty>}
+      {groups.length > GROUPS_MAX && (
+        <Empty>{count(groups.length - GROUPS_MAX)} further kinds are not shown.</Empty>
+      )}
     </Card>
   );
 }
 
-function AlertLine({ alert }: { alert: Alert }) {
+function AlertAbout({ alert }: { alert: Alert }) {
   const href =
     alert.kind === "job"
       ? `/jobs/${encodeURIComponent(alert.about)}`
       : alert.kind === "node" || alert.kind === "gpu"
         ? `/cluster?node=${encodeURIComponent(alert.about.split("/")[0] ?? "")}`
         : "";
+  return href ? <a href={href}>{alert.about} </a> : <b>{alert.about} </b>;
+}
+
+function AlertLine({ alert }: { alert: Alert }) {
   return (
-    <li>
+    <>
       <div class="what">
         <State state={alert.severity === "info" ? "info" : "bad"} title={alert.code} />
-        {href ? <a href={href}>{alert.about}</a> : <b>{alert.about}</b>}
+        <AlertAbout alert={alert} />
         <span>{alert.text}</span>
         <span class="dim">
           <At at={alert.since} distance />
         </span>
       </div>
-      <div class="dim">{alert.todo}</div>
-    </li>
+      <div class="dim">
+        <Said text={alert.todo} />
+      </div>
+    </>
   );
 }
 
@@ -124,7 +170,13 @@ function Waiting() {
       title="Who waits, and why"
       aside={all.length > 0 && <a href="/jobs?state=queued">all {count(all.length)}</a>}
     >
-      {!all.length && <Empty>No job waits: the next one starts as soon as it is submitted.</Empty>}
+      {!all.length && (
+        <Empty>
+          {standing.value === "loading"
+            ? "Loading …"
+            : "No job waits: the next one starts as soon as it is submitted."}
+        </Empty>
+      )}
       <ul class="list">
         {all.slice(0, WAITING_SHOWN).map((row) => (
           <li key={row.job}>
@@ -140,7 +192,9 @@ function Waiting() {
                 )}
               </span>
             </div>
-            <div>{row.text || "It was not looked at yet."}</div>
+            <div>
+              <Said text={row.text || "It was not looked at yet."} />
+            </div>
           </li>
         ))}
       </ul>

@@ -3,10 +3,11 @@
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { count, percent } from "../format";
-import { totals, vcs } from "../live";
+import { totals } from "../live";
 import { Bar, Card, Command, Empty, Problem } from "../parts/basics";
+import { VcChoice } from "../parts/listing";
 import { Wide } from "../parts/wide";
-import { query, setQuery } from "../router";
+import { query } from "../router";
 
 type Held = Schemas["EstimatesHeld"];
 
@@ -45,17 +46,7 @@ export function Calibration() {
     <>
       <Problem text={problem} />
       <div class="controls">
-        <label>
-          <span class="hidden">Virtual cluster</span>
-          <select value={vc} onChange={(event) => setQuery({ vc: event.currentTarget.value })}>
-            <option value="">All virtual clusters</option>
-            {[...vcs.rows.keys()].sort().map((name) => (
-              <option key={name} value={name}>
-                {name}
-              </option>
-            ))}
-          </select>
-        </label>
+        <VcChoice />
         <span class="dim">
           Eight of ten outcomes should lie between P10 and P90 of their estimate: as early as one in
           ten, as late as nine in ten.

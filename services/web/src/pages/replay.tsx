@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { clock } from "../format";
+import { returns } from "../live";
 import { At, Bar, Card, Command, Empty, Problem } from "../parts/basics";
 import { type Confirmed, Confirm } from "../parts/confirm";
 import { Wide } from "../parts/wide";
@@ -88,7 +89,7 @@ function useReplay(name: string): { replay: Detail | null; problem: string } {
     return () => {
       over = true;
     };
-  }, [name]);
+  }, [name, returns.value]);
   return told;
 }
 

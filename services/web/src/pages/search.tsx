@@ -11,7 +11,7 @@ import { type Confirmed, Confirm } from "../parts/confirm";
 import { figure, sayParams, SEARCH_LOOKS } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { Word } from "../parts/word";
-import { path, query, setQuery } from "../router";
+import { nameIn, path, query, setQuery } from "../router";
 import { may } from "../session";
 import { SearchCurves } from "./search_curves";
 import { axesOf, brushed, Parallel } from "./search_parallel";
@@ -22,7 +22,7 @@ type Trial = Schemas["TrialRow"];
 
 /** The page. */
 export function SearchPage() {
-  const name = decodeURIComponent(path.value.slice("/searches/".length));
+  const name = nameIn(path.value, "/searches");
   const live = searches.get(name);
   // Curves are not in the row: they are asked for when it changes, and for a tenth more GPU time.
   const used = live ? Math.round(10 * Math.log(1 + live.gpu_ns / NS)) : 0;

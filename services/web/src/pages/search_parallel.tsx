@@ -25,6 +25,8 @@ const TOP = 34;
 const BOTTOM = 16;
 /** The least distance of two axes: names and values fit between them. */
 const APART = 104;
+/** Of more lines each is paler, so that where many run is seen. */
+const FEW = 100;
 const BEST = 3;
 const STEPS = 100;
 /** A parameter whose largest value is so many times its smallest is drawn by magnitudes. */
@@ -184,7 +186,11 @@ export function Parallel({
               {taken
                 .filter((row) => !first.has(row.trial))
                 .map((row) => (
-                  <polyline key={row.trial} class="in" points={line(row)}>
+                  <polyline
+                    key={row.trial}
+                    class={taken.length > FEW ? "in crowd" : "in"}
+                    points={line(row)}
+                  >
                     <title>trial {row.trial}</title>
                   </polyline>
                 ))}

@@ -3,8 +3,9 @@
 import { useMemo } from "preact/hooks";
 
 import { count, length, many } from "../format";
-import { searches, standing, vcs } from "../live";
+import { searches, standing } from "../live";
 import { At, Bar, Command, Empty } from "../parts/basics";
+import { ListTitle, Choices, SearchBox, VcChoice, wordsOf } from "../parts/listing";
 import { figure, sayParams, SEARCH_LOOKS } from "../parts/params";
 import { type Column, Rows, sorted } from "../parts/rows";
 import { Word } from "../parts/word";
@@ -24,7 +25,7 @@ const COLUMNS: Column<Search>[] = [
   {
     key: "name",
     title: "Name",
-    width: "minmax(90px, 1.6fr)",
+    width: "minmax(90px, 2.4fr)",
     cell: (row) => <span title={row.name}>{row.name}</span>,
     by: (row) => row.name,
   },
@@ -71,8 +72,8 @@ const COLUMNS: Column<Search>[] = [
   {
     key: "metric",
     title: "Metric",
-    width: "minmax(70px, 1fr)",
-    cell: (row) => `${row.metric}, ${row.direction}`,
+    width: "minmax(104px, 1fr)",
+    cell: (row) => <span title={row.metric}>{`${row.metric}, ${row.direction}`}</span>,
     by: (row) => row.metric,
     from: 900,
   },
@@ -137,7 +138,7 @@ export function SearchesPage() {
     asked.get("vc") ?? "",
     asked.get("sort") ?? "",
   ];
-  const words = (asked.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+  const words = wordsOf(asked);
   const all = searches.all.value;
   const rows = useMemo(
     () =>
@@ -154,49 +155,15 @@ export function SearchesPage() {
       ),
     [all, asked],
   );
-  const names = [...vcs.rows.keys()].sort();
   const line = ["skep search list", state !== "all" && `--state ${state}`, vc && `--vc ${vc}`];
   return (
     <>
-      <div class="title">
-        <h1>Searches</h1>
-        <span class="dim" role="status">
-          {count(rows.length)} shown
-        </span>
-        <span class="more">
-          <Command line={line.filter(Boolean).join(" ")} />
-        </span>
-      </div>
+      <ListTitle title="Searches" shown={rows.length} line={line.filter(Boolean).join(" ")} />
       <div class="controls">
-        <input
-          type="search"
-          aria-label="Search"
-          placeholder="Search names, metrics, owners …"
-          value={asked.get("q") ?? ""}
-          onInput={(event) => setQuery({ q: event.currentTarget.value })}
-        />
-        <label>
-          <span class="hidden">Virtual cluster</span>
-          <select value={vc} onChange={(event) => setQuery({ vc: event.currentTarget.value })}>
-            <option value="">All virtual clusters</option>
-            {names.map((name) => (
-              <option key={name} value={name}>
-                {name}
-              </option>
-            ))}
-          </select>
-        </label>
+        <SearchBox label="Search" hint="Search names, metrics, owners …" />
+        <VcChoice />
         <span class="controls bare" role="group" aria-label="States">
-          {STATES.map((one) => (
-            <button
-              key={one}
-              type="button"
-              aria-pressed={state === one}
-              onClick={() => setQuery({ state: one === "all" ? "" : one })}
-            >
-              {one}
-            </button>
-          ))}
+          <Choices name="state" choices={STATES} usual="all" />
         </span>
       </div>
       <div class="card sized">

@@ -3,6 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { answered, api, type Schemas } from "../api";
+import { useAsked } from "../asking";
 import { clock } from "../format";
 import { standing, vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
@@ -232,6 +233,11 @@ function Fields({ spec, onSpec }: { spec: Spec; onSpec: (spec: Spec) => void }) 
           ))}
         </select>
       </label>
+      <TemplateField
+        vc={vc}
+        chosen={String(spec["template"] ?? "")}
+        onValue={(value) => set("template", value || undefined)}
+      />
       {spec["script"] ? (
         <>
           <TextField
@@ -284,6 +290,43 @@ function Fields({ spec, onSpec }: { spec: Spec; onSpec: (spec: Spec) => void }) 
           <option value="opportunistic">opportunistic: on what is idle, and it yields</option>
         </select>
       </label>
+    </>
+  );
+}
+
+/** The templates of a virtual cluster, where it has some: a job has what its template says. */
+function TemplateField(props: { vc: string; chosen: string; onValue: (name: string) => void }) {
+  const { value } = useAsked(() => answered(api.GET("/v1/templates")), []);
+  const own = (value?.templates ?? []).filter((one) => one.vc === props.vc);
+  const names = own.map((one) => one.name);
+  if (!own.length && !props.chosen) return null;
+  const found = own.find((one) => one.name === props.chosen);
+  return (
+    <>
+      <label class="field">
+        <span>Template</span>
+        <select value={props.chosen} onChange={(event) => props.onValue(event.currentTarget.value)}>
+          <option value="">none</option>
+          {(names.includes(props.chosen) || !props.chosen ? names : [props.chosen, ...names]).map(
+            (name) => (
+              <option key={name} value={name}>
+                {name}
+              </option>
+            ),
+          )}
+        </select>
+      </label>
+      {found && (
+        <details>
+          <summary>
+            {found.about || "What it says"}; what the spec says goes before it
+            {found.fixed.length > 0 && `, but for ${found.fixed.join(", ")}`}
+          </summary>
+          <pre class="wide" tabIndex={0}>
+            {JSON.stringify(found.spec, null, 2)}
+          </pre>
+        </details>
+      )}
     </>
   );
 }

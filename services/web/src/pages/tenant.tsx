@@ -1,31 +1,30 @@
 // One virtual cluster: its cells and who is in them, its people, accounts, promises and settings.
 
 import { answered, api, type Schemas } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew, useAsked } from "../asking";
 import { count, many, percent } from "../format";
 import { gpus, vcs } from "../live";
 import { Card, Command, Empty, Problem, Tabs } from "../parts/basics";
 import { VcName } from "../parts/vcs";
-import { path, query } from "../router";
+import { nameIn, path, query } from "../router";
 import type { Vc } from "../rows";
 import { may } from "../session";
 import { hrefOf } from "./cluster_cells";
 import { Accounts } from "./tenant_accounts";
 import { People } from "./tenant_people";
 import { Promises } from "./tenant_promises";
+import { UseOverTime } from "./tenant_use";
 import { lentOf, sayOwned, type Usage } from "./tenants";
-
-const ANEW_MS = 2000;
 
 /** The page. */
 export function TenantPage() {
-  const name = decodeURIComponent(path.value.slice("/tenants/".length));
+  const name = nameIn(path.value, "/tenants");
   const row = vcs.get(name);
   const tab = query.value.get("tab") ?? "";
-  const changes = useSettled(vcs.version.value + gpus.version.value, ANEW_MS);
-  const { value: usage, problem } = useAsked(
+  const { value: usage, problem } = useAnew(
     () => answered(api.GET("/v1/vcs/{vc}/usage", { params: { path: { vc: name } } })),
-    [name, changes],
+    vcs.version.value + gpus.version.value,
+    [name],
   );
   if (!usage || !row) {
     return problem ? (
@@ -42,6 +41,7 @@ export function TenantPage() {
   }
   const tabs: [string, string][] = [
     ["", "Cells"],
+    ["use", "Use over time"],
     ["people", "People"],
     ["accounts", "Accounts"],
     ["promises", "Promises"],
@@ -69,6 +69,7 @@ export function TenantPage() {
         to={(one) => `/tenants/${encodeURIComponent(name)}${one ? `?tab=${one}` : ""}`}
       />
       {tab === "" && <Cells usage={usage} />}
+      {tab === "use" && <UseOverTime row={row} />}
       {tab === "people" && <People vc={name} />}
       {tab === "accounts" && <Accounts vc={name} />}
       {tab === "promises" && <Promises vc={name} made={row.promises_made} />}
@@ -140,7 +141,7 @@ function Cells({ usage }: { usage: Usage }) {
                       {one.level}
                       {one.pin && <span class="chip">{one.pin}</span>}
                     </td>
-                    <td class="right">{one.gpus}</td>
+                    <td class="right">{count(one.gpus)}</td>
                     <td class="right">{one.owned}</td>
                     <td class="right">{one.bound}</td>
                     <td class="right">{one.free}</td>
@@ -157,10 +158,19 @@ function Cells({ usage }: { usage: Usage }) {
           <Empty>No cell is bound: one is when a job of its own first uses a GPU in it.</Empty>
         )}
         <ul class="list">
-          {usage.bound.map((cell) => (
-            <BoundCell key={`${cell.chain} ${cell.address}`} cell={cell} vc={usage.vc} />
-          ))}
+          {[...usage.bound]
+            .sort((a, b) => b.gpus - a.gpus)
+            .slice(0, CELLS_MAX)
+            .map((cell) => (
+              <BoundCell key={`${cell.chain} ${cell.address}`} cell={cell} vc={usage.vc} />
+            ))}
         </ul>
+        {usage.bound.length > CELLS_MAX && (
+          <Empty>
+            {count(usage.bound.length - CELLS_MAX)} smaller ones are not listed:{" "}
+            <a href="/cluster?tab=cells">among all cells</a>.
+          </Empty>
+        )}
       </Card>
       {usage.borrowers.length > 0 && (
         <Card title="What it borrows" aside={<Command line={`skep vc usage ${usage.vc}`} />}>
@@ -178,6 +188,10 @@ function Cells({ usage }: { usage: Usage }) {
   );
 }
 
+/** Cells that are listed, the largest first, and jobs of each: a rack has a thousand. */
+const CELLS_MAX = 100;
+const JOBS_MAX = 40;
+
 function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
   return (
     <li>
@@ -190,7 +204,7 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
         </span>
         {cell.pin && <span class="chip">{cell.pin}</span>}
       </div>
-      {cell.jobs.map((one) => (
+      {cell.jobs.slice(0, JOBS_MAX).map((one) => (
         <div key={`${one.job} ${one.borrowed} ${one.reserved}`} class="within">
           {one.job === "?" ? (
             <span class="dim">a job</span>
@@ -213,12 +227,20 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
           </span>
         </div>
       ))}
+      {cell.jobs.length > JOBS_MAX && (
+        <div class="dim">and {many(cell.jobs.length - JOBS_MAX, "more job", "more jobs")}</div>
+      )}
     </li>
   );
 }
 
 function Settings({ usage }: { usage: Usage }) {
-  const templates = Object.entries(usage.templates);
+  // Those of the cluster file, and those that managers set: no row of the state tells of these.
+  const { value, problem } = useAsked(
+    () => answered(api.GET("/v1/templates", { params: { query: { vc: usage.vc } } })),
+    [usage],
+  );
+  const templates = value?.templates ?? [];
   return (
     <>
       <Card title="Policy" aside={<Command line="skep policies" />}>
@@ -240,18 +262,20 @@ function Settings({ usage }: { usage: Usage }) {
         </dl>
       </Card>
       <Card title="Templates" aside={<Command line={`skep template ls --vc ${usage.vc}`} />}>
-        {!templates.length && (
+        <Problem text={problem} />
+        {value && !templates.length && (
           <Empty>
-            It has none. They are set in the cluster file, under <code>templates</code>.
+            It has none. An operator sets them in the cluster file, under <code>templates</code>; a
+            manager by <Command line={`skep template set NAME template.yaml --vc ${usage.vc}`} />
           </Empty>
         )}
-        {templates.map(([name, template]) => (
+        {templates.map(({ name, about, of, spec, fixed }) => (
           <details key={name} class="inside">
             <summary>
-              {name} <span class="dim">{String((template as { about?: string }).about ?? "")}</span>
+              {name} <span class="chip">of the {of}</span> <span class="dim">{about}</span>
             </summary>
             <pre class="wide" tabIndex={0}>
-              {JSON.stringify(template, null, 2)}
+              {JSON.stringify({ spec, fixed }, null, 2)}
             </pre>
           </details>
         ))}

@@ -120,7 +120,7 @@ const hours = (ns: number): string =>
 function Days({ report }: { report: Report }) {
   if (report.lines.length < 2) return null;
   const of = (take: (line: Line) => number) => report.lines.map((line) => take(line) / HOUR);
-  const told = (value: number) => value.toFixed(1);
+  const told = (value: number) => count(Number(value.toPrecision(4)));
   return (
     <Card title="GPU hours by day">
       <Chart

@@ -3,28 +3,19 @@
 import { useState } from "preact/hooks";
 
 import { answered, api } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew, useAsked } from "../asking";
 import { count, length, NS } from "../format";
 import { vcs } from "../live";
 import { Card, Command, Empty, Problem } from "../parts/basics";
 import { Confirm, type Confirmed } from "../parts/confirm";
+import { grant, revoke, type Role, RoleChoice } from "../parts/roles";
 import { may } from "../session";
 
-const ROLES = ["viewer", "submitter", "manager"] as const;
-type Role = (typeof ROLES)[number];
-
-/** What a role lets a person do, in short. */
-const MEANS: Record<Role, string> = {
-  viewer: "sees jobs and reports",
-  submitter: "submits jobs and changes its own",
-  manager: "changes every job, and the roles of people",
-};
 const LIMITS: Record<string, string> = {
   running: "jobs with GPUs",
   gpus: "GPUs",
   queued: "jobs that wait",
 };
-const ANEW_MS = 5000;
 
 /** Fair share, and roles. */
 export function People({ vc }: { vc: string }) {
@@ -37,10 +28,10 @@ export function People({ vc }: { vc: string }) {
 }
 
 function Fair({ vc }: { vc: string }) {
-  const changes = useSettled(vcs.version.value, ANEW_MS);
-  const { value, problem } = useAsked(
+  const { value, problem } = useAnew(
     () => answered(api.GET("/v1/fair", { params: { query: { vc } } })),
-    [vc, changes],
+    vcs.version.value,
+    [vc],
   );
   const told = value?.vcs[0];
   const most = Object.entries(told?.limits ?? {}).filter(([, n]) => n !== null);
@@ -59,7 +50,7 @@ function Fair({ vc }: { vc: string }) {
             ? `The person that used least comes first; use counts half after ${length(told.half_life_s * NS)}.`
             : "People are limited, and not ordered by use."}
           {most.length > 0 &&
-            ` Each may have at most: ${most.map(([what, n]) => `${n} ${LIMITS[what] ?? what}`).join(", ")}.`}
+            ` Each may have at most: ${most.map(([what, n]) => `${count(Number(n))} ${LIMITS[what] ?? what}`).join(", ")}.`}
         </p>
       )}
       {told && told.people.length > 0 && (
@@ -111,44 +102,6 @@ function Roles({ vc }: { vc: string }) {
   const manages = may("manage-vc-people", vc);
   const people = (value?.people ?? []).filter((one) => one.roles[vc] !== undefined);
   const again = () => setAsks((n) => n + 1);
-  const grant = (who: string, what: Role): Confirmed => ({
-    title: `Make ${who} ${what} of ${vc}`,
-    verb: "Grant",
-    line: `skep role grant ${who} ${what} --vc ${vc}`,
-    text: (
-      <p>
-        A {what} {MEANS[what]}.
-      </p>
-    ),
-    done: again,
-    run: () =>
-      answered(
-        api.POST("/v1/roles/{do}", {
-          params: { path: { do: "grant" } },
-          body: { person: who, role: what, vc },
-        }),
-      ),
-  });
-  const revoke = (who: string): Confirmed => ({
-    title: `Take the role of ${who} in ${vc} away`,
-    verb: "Revoke",
-    danger: true,
-    done: again,
-    line: `skep role revoke ${who} --vc ${vc}`,
-    text: (
-      <p>
-        Nothing of {vc} is shown to {who} any more, unless a group gives a role. The jobs of {who}{" "}
-        go on.
-      </p>
-    ),
-    run: () =>
-      answered(
-        api.POST("/v1/roles/{do}", {
-          params: { path: { do: "revoke" } },
-          body: { person: who, role: "viewer", vc },
-        }),
-      ),
-  });
   return (
     <Card title="Roles" aside={<Command line="skep role ls" />}>
       <Problem text={problem} />
@@ -176,7 +129,8 @@ function Roles({ vc }: { vc: string }) {
               {people.map((one) => (
                 <tr key={one.person}>
                   <td>
-                    {one.person} <span class="dim">{one.full_name}</span>
+                    <a href={`/people/${encodeURIComponent(one.person)}`}>{one.person}</a>{" "}
+                    <span class="dim">{one.full_name}</span>
                     {one.disabled && <span class="chip">disabled</span>}
                   </td>
                   <td>
@@ -189,7 +143,7 @@ function Roles({ vc }: { vc: string }) {
                       <button
                         type="button"
                         class="quiet"
-                        onClick={() => setAsk(revoke(one.person))}
+                        onClick={() => setAsk(revoke(one.person, vc, again))}
                       >
                         revoke
                       </button>
@@ -206,7 +160,7 @@ function Roles({ vc }: { vc: string }) {
           class="controls inside"
           onSubmit={(event) => {
             event.preventDefault();
-            setAsk(grant(person.trim(), role));
+            setAsk(grant(person.trim(), role, vc, again));
           }}
         >
           <input
@@ -222,16 +176,7 @@ function Roles({ vc }: { vc: string }) {
               <option key={one.person} value={one.person} />
             ))}
           </datalist>
-          <label>
-            <span class="hidden">Role</span>
-            <select value={role} onChange={(event) => setRole(event.currentTarget.value as Role)}>
-              {ROLES.map((one) => (
-                <option key={one} value={one}>
-                  {one}: {MEANS[one]}
-                </option>
-              ))}
-            </select>
-          </label>
+          <RoleChoice role={role} onRole={setRole} />
           <button>Grant</button>
         </form>
       )}

@@ -1,7 +1,7 @@
 // The tenants: what each virtual cluster owns, uses, borrows and lends, and how that is divided.
 
 import { answered, api, type Schemas } from "../api";
-import { useAsked, useSettled } from "../asking";
+import { useAnew } from "../asking";
 import { count, many, percent } from "../format";
 import { vcs } from "../live";
 import { Bar, Card, Command, Empty, Problem, Tabs } from "../parts/basics";
@@ -9,15 +9,15 @@ import { VcName } from "../parts/vcs";
 import { query } from "../router";
 import type { Vc } from "../rows";
 import { may } from "../session";
+import { UseOfAll } from "./tenant_use";
 import { ClusterFile } from "./tenants_file";
 
 export type Usage = Schemas["VcUsage"];
 
-const ANEW_MS = 2000;
-
 /** The page of all virtual clusters. */
 export function TenantsPage() {
-  const tab = may("set-vcs") ? (query.value.get("tab") ?? "") : "";
+  const wanted = query.value.get("tab") ?? "";
+  const tab = wanted === "file" && !may("set-vcs") ? "" : wanted;
   return (
     <>
       <div class="title">
@@ -27,24 +27,22 @@ export function TenantsPage() {
         </span>
         <span class="more">{tab === "" && <Command line="skep vc ls" />}</span>
       </div>
-      {may("set-vcs") && (
-        <Tabs
-          tabs={[
-            ["", "Virtual clusters"],
-            ["file", "Cluster file"],
-          ]}
-          chosen={tab}
-          to={(one) => (one ? `/tenants?tab=${one}` : "/tenants")}
-        />
-      )}
-      {tab === "file" ? <ClusterFile /> : <List />}
+      <Tabs
+        tabs={[
+          ["", "Virtual clusters"],
+          ["use", "Use over time"],
+          ...(may("set-vcs") ? ([["file", "Cluster file"]] as [string, string][]) : []),
+        ]}
+        chosen={tab}
+        to={(one) => (one ? `/tenants?tab=${one}` : "/tenants")}
+      />
+      {tab === "file" ? <ClusterFile /> : tab === "use" ? <UseOfAll /> : <List />}
     </>
   );
 }
 
 function List() {
-  const changes = useSettled(vcs.version.value, ANEW_MS);
-  const { value, problem } = useAsked(() => answered(api.GET("/v1/usage")), [changes]);
+  const { value, problem } = useAnew(() => answered(api.GET("/v1/usage")), vcs.version.value, []);
   const rows = [...vcs.all.value].sort((a, b) => a.vc.localeCompare(b.vc));
   const usage = new Map((value?.vcs ?? []).map((one) => [one.vc, one]));
   if (!rows.length) {

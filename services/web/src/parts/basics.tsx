@@ -54,6 +54,15 @@ export function Empty({ children }: { children: ComponentChildren }) {
   return <p class="empty">{children}</p>;
 }
 
+/** A sentence of the gateway's: what it has between backticks is typed somewhere. */
+export function Said({ text }: { text: string }) {
+  return (
+    <>
+      {text.split("`").map((part, place) => (place % 2 ? <code key={place}>{part}</code> : part))}
+    </>
+  );
+}
+
 /** A problem, read out by screen readers when it appears. */
 export function Problem({ text }: { text: string }) {
   return text ? (
@@ -121,8 +130,17 @@ export function Tabs(props: {
   chosen: string;
   to: (tab: string) => string;
 }) {
+  const box = useRef<HTMLElement>(null);
+  // Where there is no room for all, the chosen one is in view.
+  useEffect(() => {
+    const [nav, link] = [box.current, box.current?.querySelector("[aria-current]")];
+    if (!nav || !link) return;
+    const [around, own] = [nav.getBoundingClientRect(), link.getBoundingClientRect()];
+    if (own.left < around.left || own.right > around.right)
+      nav.scrollLeft += (own.left + own.right - around.left - around.right) / 2;
+  }, [props.chosen]);
   return (
-    <nav class="tabs" aria-label="Parts of this page">
+    <nav class="tabs" ref={box} aria-label="Parts of this page">
       {props.tabs.map(([tab, text]) => (
         <a key={tab} href={props.to(tab)} aria-current={tab === props.chosen ? "page" : undefined}>
           {text}

@@ -5,7 +5,7 @@ import "uplot/dist/uPlot.min.css";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 
-import { zone } from "../format";
+import { dayOf, timeOf, zone } from "../format";
 import { theme } from "../theme";
 
 /** A curve: its name, its values, the CSS variable of its colour, and how values are told. */
@@ -42,6 +42,11 @@ interface Props {
   unnamed?: boolean;
 }
 
+/** The height of the names of places along the axis. */
+const AXIS_PX = 32;
+/** Room for a time with its seconds. */
+const TIME_PX = 76;
+
 /** A chart. Its label says in words what it shows, as screen readers cannot see curves. */
 export function Chart(props: Props) {
   const box = useRef<HTMLDivElement>(null);
@@ -59,7 +64,7 @@ export function Chart(props: Props) {
     const made = new uPlot(options(element, props, marks), data, element);
     plot.current = made;
     const sizes = new ResizeObserver(() =>
-      made.setSize({ width: element.clientWidth, height: props.height ?? 180 }),
+      made.setSize({ width: roomIn(element), height: props.height ?? 180 }),
     );
     sizes.observe(element);
     return () => {
@@ -70,6 +75,12 @@ export function Chart(props: Props) {
   }, [kind]);
   useEffect(() => plot.current?.setData(data));
   return <div class="chart" ref={box} role="img" aria-label={props.label} />;
+}
+
+/** The width of a box without its padding: a wider plot is cut off at its right. */
+function roomIn(element: HTMLElement): number {
+  const { paddingLeft, paddingRight } = getComputedStyle(element);
+  return element.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
 }
 
 const colour = (name: string): string =>
@@ -88,8 +99,10 @@ function options(
   };
   const told = props.series[0]?.told;
   return {
-    width: element.clientWidth || 600,
+    width: roomIn(element) || 600,
     height: props.height ?? 180,
+    // The name of the last place of the axis reaches beyond it.
+    padding: [null, 24, null, null],
     scales: {
       x: { time: props.times ?? false },
       y: { range: (_, low, high) => range(low, high, props.least) },
@@ -100,8 +113,13 @@ function options(
         : new Date(seconds * 1000),
     axes: [
       props.times
-        ? { ...axis, values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)) }
-        : axis,
+        ? {
+            ...axis,
+            size: AXIS_PX,
+            space: room,
+            values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)),
+          }
+        : { ...axis, size: AXIS_PX },
       { ...axis, size: 56, ...(told && { values: (_, ticks) => ticks.map(told) }) },
     ],
     series: [
@@ -124,18 +142,16 @@ function options(
   };
 }
 
+/** Return how far apart ticks are (pixels): a day is longer than a time of the day. */
+const room = (_: uPlot, __: number, low: number, high: number): number =>
+  high - low > 2 * 86_400 ? 90 : TIME_PX;
+
 /** Return a tick of the axis of time: the day, or the time of the day as finely as ticks are. */
 function time(at: number, step: number): string {
-  const timeZone = zone.value === "utc" ? "UTC" : undefined;
   const date = new Date(at * 1000);
-  if (step >= 86_400) return date.toLocaleDateString("en-CA", { timeZone });
-  const told = date.toLocaleTimeString("en-GB", {
-    timeZone,
-    hour: "2-digit",
-    minute: "2-digit",
-    ...(step < 60 && { second: "2-digit" as const }),
-  });
-  return told === "00:00" ? date.toLocaleDateString("en-CA", { timeZone }) : told;
+  if (step >= 86_400) return dayOf(date);
+  const told = timeOf(date, step < 60);
+  return told === "00:00" ? dayOf(date) : told;
 }
 
 function range(low: number | null, high: number | null, least = 0): [number, number] {
@@ -149,7 +165,6 @@ function drawMarks(plot: uPlot, marks: Mark[]): void {
   const { ctx, bbox } = plot;
   ctx.save();
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-  ctx.textAlign = "left";
   for (const mark of marks) {
     const x = plot.valToPos(mark.at, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -160,7 +175,15 @@ function drawMarks(plot: uPlot, marks: Mark[]): void {
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    ctx.fillText(mark.text, x + 3 * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
+    // Near the right edge there is room on the left only.
+    const beside = x + 6 * devicePixelRatio + ctx.measureText(mark.text).width;
+    const leftwards = beside > bbox.left + bbox.width;
+    ctx.textAlign = leftwards ? "right" : "left";
+    ctx.fillText(
+      mark.text,
+      x + (leftwards ? -3 : 3) * devicePixelRatio,
+      bbox.top + 11 * devicePixelRatio,
+    );
   }
   ctx.restore();
 }

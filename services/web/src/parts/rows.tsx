@@ -30,12 +30,23 @@ interface Props<Row> {
 }
 
 const ROW_PX = 36;
-const AROUND = 8;
+/** Rows that are drawn beyond the view, and by how many rows it moves before others are drawn. */
+const AROUND = 6;
+const STEP = 4;
+
+const texts = new Intl.Collator("en", { numeric: true });
 
 const order = (a: number | string, b: number | string): number =>
-  typeof a === "number" && typeof b === "number"
-    ? a - b
-    : String(a).localeCompare(String(b), "en", { numeric: true });
+  typeof a === "number" && typeof b === "number" ? a - b : texts.compare(String(a), String(b));
+
+/** Return what a column sorts rows by, as numbers: texts by their place among all there are. */
+function keysOf<Row>(rows: Row[], by: (row: Row) => number | string): number[] {
+  const found = rows.map(by);
+  if (found.every((one) => typeof one === "number")) return found as number[];
+  const places = new Map<number | string, number>();
+  for (const one of [...new Set(found)].sort(order)) places.set(one, places.size);
+  return found.map((one) => places.get(one) ?? 0);
+}
 
 /** Return rows in the order that `sort` names: a column's key, with `-` before it downwards. Rows
  * that are equal there are in the order of the first column. */
@@ -44,29 +55,41 @@ export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): 
   const by = columns.find((column) => column.key === sort.replace(/^-/, ""))?.by;
   if (!by) return rows;
   const first = columns[0]?.by ?? by;
-  const keyed = rows.map((row): [number | string, Row] => [by(row), row]);
-  keyed.sort(([a, one], [b, other]) => {
-    const found = order(a, b) || order(first(one), first(other));
-    return down ? -found : found;
+  const keys = keysOf(rows, by);
+  const places = rows.map((_, place) => place);
+  const sign = down ? -1 : 1;
+  places.sort((a, b) => {
+    const [one, other] = [keys[a] ?? 0, keys[b] ?? 0];
+    // Without a subtraction: two of them may be infinite.
+    if (one !== other) return one < other ? -sign : sign;
+    return sign * order(first(rows[a] as Row), first(rows[b] as Row));
   });
-  return keyed.map(([, row]) => row);
+  return places.map((place) => rows[place] as Row);
 }
 
 /** The table. Arrow keys move between rows, Space chooses one, Enter opens it. */
 export function Rows<Row>(props: Props<Row>) {
   const box = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600, width: Math.min(1000, innerWidth) });
+  const [view, setView] = useState({
+    from: 0,
+    to: 600 / ROW_PX,
+    width: Math.min(1000, innerWidth),
+  });
   const some = props.rows.length > 0;
   // Without rows there is nothing to scroll: it is looked at anew when there are some.
   useEffect(() => {
     const element = box.current;
     if (!element) return;
-    const look = () =>
-      setView({
-        top: element.scrollTop,
-        height: element.clientHeight,
-        width: element.clientWidth,
-      });
+    const look = () => {
+      const { scrollTop: top, clientHeight: height, clientWidth: width } = element;
+      const from = Math.floor(top / ROW_PX / STEP) * STEP;
+      const to = Math.ceil((top + height) / ROW_PX / STEP) * STEP;
+      setView((before) =>
+        before.from === from && before.to === to && before.width === width
+          ? before
+          : { from, to, width },
+      );
+    };
     look();
     const sizes = new ResizeObserver(look);
     sizes.observe(element);
@@ -79,8 +102,8 @@ export function Rows<Row>(props: Props<Row>) {
   const columns = props.columns.filter((column) => view.width >= (column.from ?? 0));
   const choosing = props.onChoose !== undefined;
   const tracks = (choosing ? ["28px"] : []).concat(columns.map((column) => column.width)).join(" ");
-  const first = Math.max(0, Math.floor(view.top / ROW_PX) - AROUND);
-  const last = Math.min(props.rows.length, Math.ceil((view.top + view.height) / ROW_PX) + AROUND);
+  const first = Math.max(0, view.from - AROUND);
+  const last = Math.min(props.rows.length, view.to + AROUND);
   const move = (event: KeyboardEvent) => {
     const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
     if (!step) return;

@@ -9,10 +9,21 @@ const COLOURS = 10;
 /** What a tenant reads in place of another one. */
 export const HIDDEN = "?";
 
-const places = computed(() => {
+/** All names, in their order, in one text: it changes with them alone. */
+export const names = computed(() => {
   vcs.version.value;
-  return new Map([...vcs.rows.keys()].sort().map((vc, place): [string, number] => [vc, place]));
+  return [...vcs.rows.keys()].sort().join(" ");
 });
+
+const places = computed(
+  () =>
+    new Map(
+      names.value
+        .split(" ")
+        .filter(Boolean)
+        .map((vc, place) => [vc, place]),
+    ),
+);
 
 /** Three letters for each name: its first ones, or the last one too if those are another's as well. */
 const shorts = computed(() => {
@@ -65,5 +76,15 @@ export function VcLegend() {
         <VcName key={vc} vc={vc} />
       ))}
     </>
+  );
+}
+
+/** How a GPU is drawn, and what that means. */
+export function Mark({ gpu, text }: { gpu: string; text: string }) {
+  return (
+    <span>
+      <i class={`gpu ${gpu}`} />
+      {text}
+    </span>
   );
 }
