@@ -196,9 +196,9 @@ def _lists(client: Client) -> None:
     assert client.replays().replays == []
     with pytest.raises(InvalidError, match="no policy"):
         client.begin_replay(0, 1, {"nlp": {"name": "best"}})
-    for ask in (client.replay, client.end_replay):
+    for of_replay in (client.replay, client.end_replay):
         with pytest.raises(NotFoundError):
-            ask("r1")
+            of_replay("r1")
     assert {one.vc for one in client.usages().vcs} == {"nlp", "vision"}
     assert client.volumes(vc="nlp").volumes == []
     assert client.windows().windows == []
