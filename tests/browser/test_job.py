@@ -105,8 +105,9 @@ def test_a_job_is_planned_submitted_and_edited(cluster: Embedded, page_as: PageA
     expect(page.get_by_role("alert").last).to_contain_text("This is no JSON")
 
 
-def test_a_terminal_in_a_running_job(cluster: Embedded, page_as: PageAs) -> None:
-    job = submit(cluster, WAIT, name="entered")
+def test_a_terminal_in_a_running_job(cluster: Embedded, page_as: PageAs, tmp_path: Path) -> None:
+    # What the person who runs the test has a shell do at its start is left out.
+    job = submit(cluster, WAIT, name="entered", env={"HOME": str(tmp_path)})
     cluster.started(job)
     page = page_as("operator", f"/jobs/{job}?tab=terminal")
     page.get_by_role("button", name="Open", exact=True).click()

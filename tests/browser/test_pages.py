@@ -177,6 +177,8 @@ def test_a_node_is_drained_from_the_page(cluster: Embedded, page_as: PageAs) -> 
         "/policies",
         "/replay",
         "/audit",
+        "/people",
+        "/me",
     ],
 )
 def test_nothing_is_out_of_reach(

@@ -112,7 +112,7 @@ def test_what_waits_is_held_released_and_put_first(cluster: Embedded, page_as: P
 
 
 def test_what_would_help_may_be_a_priority(cluster: Embedded, page_as: PageAs) -> None:
-    running(cluster, name="holds", resources={"gpus": 3}, over_quota="wait")
+    running(cluster, name="holds", resources={"gpus": 3}, over_quota="wait", priority=5)
     first = submit(cluster, name="large", resources={"gpus": 4}, over_quota="wait", priority=5)
     job = submit(cluster, name="small", over_quota="wait")
     assert state(cluster, first) == "queued"
