@@ -120,6 +120,7 @@ class LiveNode:
         )
         self.jobs = JobSocket(self.shared, SystemClock(), self.shell.hear, self.calls.access)
         self.calls.tell = self.jobs.tell
+        self.calls.is_heard, self.calls.heard_out = self.jobs.is_heard, self.jobs.heard_out
         await self.calls.open(self.shell.put)
         await self.jobs.open()
         self.task = asyncio.create_task(self.shell.run())

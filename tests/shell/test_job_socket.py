@@ -113,6 +113,33 @@ async def test_a_rank_is_told_and_answers(node: Node) -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_was_said_before_the_end_is_heard_before_it(node: Node) -> None:
+    job = await node.job(hello())
+    assert await node.said() == talk.Hello(**WHO, pid=1)
+    assert node.socket.is_heard("j7.2.1")
+    # All at once, as a process does that ends: the socket has read nothing of it yet.
+    for step in (1, 2, 3):
+        job.say("metrics", step=step, values={"loss": step / 4})
+    job.say("bye", steps=3)
+    job.writer.close()
+    await node.socket.heard_out("j7.2.1")
+    last = [await node.said() for _ in range(4)][-1]
+    assert (last.steps, last.values, last.values_step) == (3, {"loss": 0.75}, 3)
+    assert not node.socket.is_heard("j7.2.1")
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_stays_holds_the_end_for_a_while_only(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEARD_OUT_S", 0.0)
+    await node.job(hello())
+    await node.said()
+    await node.socket.heard_out("j7.2.1")
+    assert node.socket.is_heard("j7.2.1")
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "first, why",
     [

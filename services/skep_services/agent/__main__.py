@@ -253,7 +253,7 @@ async def main(chosen: Settings, log: Any) -> None:
         watching.append(asyncio.create_task(calls.code.watch(lives, log)))
         watching.append(asyncio.create_task(calls.environments.watch()))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
-        calls.tell = jobs.tell
+        calls.tell, calls.is_heard, calls.heard_out = jobs.tell, jobs.is_heard, jobs.heard_out
         await jobs.open()
         await bus.listen(subjects.terminal(node), terminals.deliver)
         calls.sweep_checkpoints(job_lives)

@@ -114,6 +114,9 @@ class AgentCalls:
         """What evicts runs that know no boundary, where an operator allowed it."""
         self.tell: Callable[[Told], bool] = _to_nobody
         """Says something to a rank; set by what listens to ranks."""
+        self.is_heard: Callable[[str], bool] = _never
+        self.heard_out: Callable[[str], Awaitable[None]] = _at_once
+        """Whether more may come from a run's processes, and a wait for it; set likewise."""
 
     async def open(self, answer: Answer) -> None:
         """Connect to the runtime; ends of runs go to `answer`."""
@@ -231,7 +234,15 @@ class AgentCalls:
             return
         self._forget_secrets(run.token)
         assert self._answer is not None
-        await self._answer(run)
+        if self.is_heard(run.token):
+            # Other runs' ends do not wait for it.
+            self._spawn(self._exited_later(run, self._answer))
+        else:
+            await self._answer(run)
+
+    async def _exited_later(self, run: RunExited, answer: Answer) -> None:
+        await self.heard_out(run.token)
+        await answer(run)
 
     def _forget_secrets(self, token: str) -> None:
         self._secrets.forget(token)
@@ -456,6 +467,14 @@ class AgentCalls:
 
 def _to_nobody(message: Told) -> bool:
     return False
+
+
+def _never(token: str) -> bool:
+    return False
+
+
+async def _at_once(token: str) -> None:
+    pass
 
 
 def port_is_taken(port: int) -> bool:

@@ -67,6 +67,10 @@ STRANGERS_MAX = 256
 HELLO_WITHIN_S = 10.0
 """What a process has to say hello in: it does so at once, on however busy a machine."""
 
+HEARD_OUT_S = 2.0
+"""How long the end of a run waits for what its processes said before it. The last of it is in the
+kernel by then, so only a process that outlives its run makes it take that long."""
+
 REFUSED_HELD_S = 1.0
 """How long a refused connection is held: it counts against its run, so that a process which asks
 again and again gets at most CONNECTIONS_PER_RANK_MAX answers a second."""
@@ -187,6 +191,7 @@ class JobSocket:
         self._lines: dict[Rank, list[_Line]] = {}
         self._serving: dict[int, asyncio.Task[Any]] = {}
         self._open: dict[str, int] = {}  # connections by run, "" while that is not known
+        self._left = asyncio.Event()  # a connection is over
         self._heard_until: dict[Rank, Instant] = {}
         self._refusals = _Refusals(clock)
 
@@ -236,6 +241,24 @@ class JobSocket:
             told = True
         return told
 
+    def is_heard(self, token: str) -> bool:
+        """Return whether a run has connections from which more may come."""
+        return bool(self._open.get(token))
+
+    async def heard_out(self, token: str) -> None:
+        """Wait until what the processes of a run said is read, HEARD_OUT_S at most.
+
+        Args:
+            token: The run, which has ended. How far it was is in the last thing that it said.
+        """
+        try:
+            async with asyncio.timeout(HEARD_OUT_S):
+                while self.is_heard(token):
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            log.warning("run %s has ended, and a process of it still has a connection", token)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
         task = asyncio.current_task()
@@ -280,6 +303,7 @@ class JobSocket:
             pass  # It has hung up.
         finally:
             seat.leave()
+            self._left.set()
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, seat: _Seat

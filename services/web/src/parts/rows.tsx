@@ -34,18 +34,30 @@ const ROW_PX = 36;
 const AROUND = 6;
 const STEP = 4;
 
-const texts = new Intl.Collator("en", { numeric: true });
+/** Texts as they are sorted, and how many are kept: a table has mostly the same ones again. */
+const naturals = new Map<string, string>();
+const NATURALS_MAX = 50_000;
 
-const order = (a: number | string, b: number | string): number =>
-  typeof a === "number" && typeof b === "number" ? a - b : texts.compare(String(a), String(b));
+/** Return what a text is sorted as: without capitals, and numbers in it by their value. A collator
+ * would compare it forty times more slowly, and ten thousand rows are sorted with every change. */
+function natural(text: string): string {
+  let found = naturals.get(text);
+  if (found === undefined) {
+    found = text.toLowerCase().replace(/\d+/g, (digits) => digits.padStart(20, "0"));
+    if (naturals.size >= NATURALS_MAX) naturals.clear();
+    naturals.set(text, found);
+  }
+  return found;
+}
 
 /** Return what a column sorts rows by, as numbers: texts by their place among all there are. */
 function keysOf<Row>(rows: Row[], by: (row: Row) => number | string): number[] {
   const found = rows.map(by);
   if (found.every((one) => typeof one === "number")) return found as number[];
-  const places = new Map<number | string, number>();
-  for (const one of [...new Set(found)].sort(order)) places.set(one, places.size);
-  return found.map((one) => places.get(one) ?? 0);
+  const texts = found.map((one) => natural(String(one)));
+  const places = new Map<string, number>();
+  for (const one of [...new Set(texts)].sort()) places.set(one, places.size);
+  return texts.map((one) => places.get(one) ?? 0);
 }
 
 /** Return rows in the order that `sort` names: a column's key, with `-` before it downwards. Rows
@@ -54,15 +66,15 @@ export function sorted<Row>(rows: Row[], columns: Column<Row>[], sort: string): 
   const down = sort.startsWith("-");
   const by = columns.find((column) => column.key === sort.replace(/^-/, ""))?.by;
   if (!by) return rows;
-  const first = columns[0]?.by ?? by;
   const keys = keysOf(rows, by);
+  const firsts = keysOf(rows, columns[0]?.by ?? by);
   const places = rows.map((_, place) => place);
   const sign = down ? -1 : 1;
   places.sort((a, b) => {
     const [one, other] = [keys[a] ?? 0, keys[b] ?? 0];
     // Without a subtraction: two of them may be infinite.
     if (one !== other) return one < other ? -sign : sign;
-    return sign * order(first(rows[a] as Row), first(rows[b] as Row));
+    return sign * ((firsts[a] ?? 0) - (firsts[b] ?? 0));
   });
   return places.map((place) => rows[place] as Row);
 }
