@@ -12,7 +12,7 @@ from tests.browser.conftest import PageAs
 from tests.browser.kit import CURVE, expect, running, state, submit
 from tests.support.embedded import Embedded, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
 
 PAGES = (
     "/",

@@ -15,7 +15,7 @@ from tests.browser.conftest import PageAs
 from tests.browser.kit import CURVE, JOBS, act, confirm, expect, leaves, running, state, submit
 from tests.support.embedded import Embedded, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
 
 LONG_MS = 120_000
 """PyTorch starts, and ranks meet: many times slower where the machine does other work, too."""

@@ -139,6 +139,14 @@ def test_a_vc_is_told_who_is_in_its_cells_and_not_who_is_elsewhere() -> None:
     ]
 
 
+def test_of_many_jobs_in_a_cell_the_first_are_named() -> None:
+    cluster = cluster_of(gpus=8, vision=0)
+    for _ in range(6):
+        cluster.runs(cluster.submit(spec(gpus=1)))
+    told = why(cluster, cluster.submit(spec(gpus=4)))
+    assert "(j1, j2, j3, j4, 2 more)" in reasons(told)[1][1]
+
+
 def test_a_job_that_no_cell_holds_waits_for_other_cells_and_holds_up_nobody() -> None:
     cluster = cluster_of(gpus=4, vision=0)
     cluster.runs(cluster.submit(spec(gpus=4)))

@@ -299,8 +299,10 @@ def _inside(cell: dict[str, Any]) -> str:
         + " claims" * each["reserved"]
         for each in cell["jobs"]
     ]
+    more = len(jobs) - JOBS_NAMED
+    named = jobs[:JOBS_NAMED] + ([f"{more} more"] if more > 0 else [])
     bad = [f"{cell['bad']} of {cell['gpus']} GPUs bad"] if cell["bad"] else []
-    return f"({', '.join([*jobs, *bad]) or 'idle'})"
+    return f"({', '.join([*named, *bad]) or 'idle'})"
 
 
 def _cell_changes(job: Job, fold: Fold) -> list[str]:

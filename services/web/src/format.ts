@@ -89,7 +89,7 @@ const numbers = new Intl.NumberFormat("en-US");
 
 /** Return a part of a whole in percent. */
 export const percent = (part: number, whole: number): string =>
-  whole > 0 ? `${Math.round((100 * part) / whole)} %` : "–";
+  whole > 0 ? `${Math.round((100 * part) / whole)}\u00a0%` : "–";
 
 /** Return a size of memory or of a file. */
 export function bytes(size: number): string {

@@ -244,7 +244,9 @@ function CellBox({ chain, cell, owner, windows }: BoxProps) {
       {cell.gpus > DRAWN_MAX ? (
         <>
           <UseBar cells={[cell]} of={cell.gpus} />
-          <span class="dim">{sayUse([cell])}</span>
+          <span class="dim brief" title={sayUse([cell])}>
+            {sayUse([cell])}
+          </span>
         </>
       ) : (
         <>
@@ -307,11 +309,13 @@ export function UseBar({ cells, of }: { cells: Cell[]; of: number }) {
 function sayUse(cells: Cell[]): string {
   const use = useOf(cells);
   return [
-    ...[...use.byVc].map(([vc, n]) => `${vc === HIDDEN ? "others" : vc} ${count(n)}`),
-    use.borrowed && `${count(use.borrowed)} of them borrowed`,
     `${count(use.idle)} idle`,
-    use.reserved && `${count(use.reserved)} reserved`,
     use.bad && `${count(use.bad)} bad`,
+    use.borrowed && `${count(use.borrowed)} borrowed`,
+    use.reserved && `${count(use.reserved)} reserved`,
+    ...[...use.byVc]
+      .sort(([, one], [, other]) => other - one)
+      .map(([vc, n]) => `${vc === HIDDEN ? "others" : vc} ${count(n)}`),
   ]
     .filter(Boolean)
     .join(", ");

@@ -79,7 +79,7 @@ export function NodesView({ windows }: { windows: Window[] }) {
         label="Nodes"
         items={shown}
         keyOf={(node) => node.node}
-        width={280}
+        width={310}
         height={HEAD_PX + ROW_PX * Math.ceil(most / IN_ROW)}
         box={(node) => (
           <NodeBox

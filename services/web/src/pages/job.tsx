@@ -258,7 +258,7 @@ function Tiles({ row }: { row: Job }) {
             <At at={row.ended_at} />
           ) : row.end ? (
             <>
-              ~<At at={row.end[1]} />
+              ~<At at={row.end[1]} distance />
             </>
           ) : (
             "–"
@@ -269,7 +269,8 @@ function Tiles({ row }: { row: Job }) {
             "ended"
           ) : row.end ? (
             <>
-              ends; 8 in 10: <At at={row.end[0]} /> to <At at={row.end[2]} />
+              ends ~<At at={row.end[1]} />; 8 in 10: <At at={row.end[0]} /> to{" "}
+              <At at={row.end[2]} />
             </>
           ) : (
             "when it ends is not known yet"

@@ -49,7 +49,7 @@ function Shares({ value }: { value: Schemas["Blame"] }) {
       <table class="plain">
         <thead>
           <tr>
-            <th>Cause</th>
+            <th class="said">Cause</th>
             <th class="right">Time</th>
             <th class="right">Share</th>
             <th class="right">GPU hours</th>

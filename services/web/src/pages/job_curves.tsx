@@ -158,6 +158,7 @@ function Course({ row, steps }: { row: Job; steps: number }) {
                 label={`Memory of ${job}: latest ${bytes(shown.memory.findLast((one) => one !== null) ?? 0)}`}
                 along={shown.at}
                 times
+                bytes
                 marks={marks}
                 series={[
                   {

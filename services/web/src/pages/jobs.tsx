@@ -6,7 +6,7 @@ import { ActionButtons, AskDialog, type Ask, asksFor } from "../parts/actions";
 import { At, Bar, Command, Empty, State } from "../parts/basics";
 import { Choices, ListTitle, SearchBox, VcChoice, wordsOf } from "../parts/listing";
 import { type Column, Rows, sorted } from "../parts/rows";
-import { count, length, many, now, rate } from "../format";
+import { count, length, many, now, NS, rate } from "../format";
 import { jobs, standing } from "../live";
 import { query, setQuery } from "../router";
 import type { Job } from "../rows";
@@ -114,7 +114,7 @@ export const COLUMNS: Column<Job>[] = [
     title: "Age",
     width: "62px",
     right: true,
-    cell: (row) => (row.submitted_at ? length(now.value - row.submitted_at) : ""),
+    cell: (row) => (row.submitted_at ? length(Math.max(NS, now.value - row.submitted_at)) : ""),
     by: (row) => row.submitted_at ?? 0,
     from: 1100,
   },

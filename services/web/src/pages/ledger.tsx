@@ -134,7 +134,7 @@ function Told({ ledger }: { ledger: Ledger }) {
               <thead>
                 <tr>
                   <th>Kind</th>
-                  <th>What is tried</th>
+                  <th class="said">What is tried</th>
                   {VERDICTS.map((verdict) => (
                     <th key={verdict} class="right">
                       {verdict}

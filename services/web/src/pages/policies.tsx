@@ -72,7 +72,7 @@ function Ordered() {
                 <tr>
                   <th>VC</th>
                   <th>Policy</th>
-                  <th>What it does</th>
+                  <th class="said">What it does</th>
                   <th>Options</th>
                   <th>Followed now</th>
                 </tr>
@@ -94,7 +94,7 @@ function Ordered() {
               <thead>
                 <tr>
                   <th>Policy</th>
-                  <th>What it does</th>
+                  <th class="said">What it does</th>
                   <th>Options and defaults</th>
                   <th>Source</th>
                 </tr>

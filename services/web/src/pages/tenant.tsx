@@ -204,29 +204,31 @@ function BoundCell({ cell, vc }: { cell: Schemas["BoundCell"]; vc: string }) {
         </span>
         {cell.pin && <span class="chip">{cell.pin}</span>}
       </div>
-      {cell.jobs.slice(0, JOBS_MAX).map((one) => (
-        <div key={`${one.job} ${one.borrowed} ${one.reserved}`} class="within">
-          {one.job === "?" ? (
-            <span class="dim">a job</span>
-          ) : (
-            <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>
-          )}
-          {one.vc !== vc && (
-            <>
-              {" "}
-              of <VcName vc={one.vc} />
-            </>
-          )}
-          <span class="dim">
-            : {many(one.gpus, "GPU")}
-            {one.reserved
-              ? ", reserved: it waits for them"
-              : one.borrowed
-                ? ", borrowed: it leaves when they are wanted"
-                : ""}
-          </span>
-        </div>
-      ))}
+      <div class="many">
+        {cell.jobs.slice(0, JOBS_MAX).map((one) => (
+          <div key={`${one.job} ${one.borrowed} ${one.reserved}`} class="within">
+            {one.job === "?" ? (
+              <span class="dim">a job</span>
+            ) : (
+              <a href={`/jobs/${encodeURIComponent(one.job)}`}>{one.job}</a>
+            )}
+            {one.vc !== vc && (
+              <>
+                {" "}
+                of <VcName vc={one.vc} />
+              </>
+            )}
+            <span class="dim">
+              : {many(one.gpus, "GPU")}
+              {one.reserved
+                ? ", reserved: it waits for them"
+                : one.borrowed
+                  ? ", borrowed: it leaves when they are wanted"
+                  : ""}
+            </span>
+          </div>
+        ))}
+      </div>
       {cell.jobs.length > JOBS_MAX && (
         <div class="dim">and {many(cell.jobs.length - JOBS_MAX, "more job", "more jobs")}</div>
       )}

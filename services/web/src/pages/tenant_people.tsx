@@ -38,6 +38,7 @@ function Fair({ vc }: { vc: string }) {
   return (
     <Card title="Whose jobs come first" aside={<Command line={`skep fair --vc ${vc}`} />}>
       <Problem text={problem} />
+      {!value && !problem && <Empty>Loading …</Empty>}
       {value && !told && (
         <Empty>
           It does not share by person: its jobs are ordered by its policy. <code>fair_share</code>{" "}
@@ -105,6 +106,7 @@ function Roles({ vc }: { vc: string }) {
   return (
     <Card title="Roles" aside={<Command line="skep role ls" />}>
       <Problem text={problem} />
+      {!value && !problem && <Empty>Loading …</Empty>}
       {value && !people.length && (
         <Empty>
           {manages

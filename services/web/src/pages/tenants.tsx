@@ -77,7 +77,9 @@ function List() {
                 <th>
                   <span class="hidden">Part in use</span>
                 </th>
-                <th class="right">Lends</th>
+                <th class="right" title="GPUs of its bound cells that jobs of others borrow">
+                  Lends
+                </th>
                 <th class="right">Borrows</th>
                 <th class="right">Run</th>
                 <th class="right">Wait</th>

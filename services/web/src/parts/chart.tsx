@@ -38,10 +38,14 @@ interface Props {
   marks?: Mark[];
   height?: number;
   least?: number;
+  /** Values are bytes: the axis has powers of two. */
+  bytes?: boolean;
   /** Without it, curves are not named below: there are too many. */
   unnamed?: boolean;
 }
 
+/** Steps of an axis of bytes. */
+const POWERS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 /** The height of the names of places along the axis. */
 const AXIS_PX = 32;
 /** Room for a time with its seconds. */
@@ -120,7 +124,12 @@ function options(
             values: (_, ticks, __, ___, step) => ticks.map((at) => time(at, step)),
           }
         : { ...axis, size: AXIS_PX },
-      { ...axis, size: 56, ...(told && { values: (_, ticks) => ticks.map(told) }) },
+      {
+        ...axis,
+        size: 56,
+        ...(told && { values: (_, ticks) => ticks.map(told) }),
+        ...(props.bytes && { incrs: POWERS }),
+      },
     ],
     series: [
       props.times ? { value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" } : { label: "mini-batch" },
