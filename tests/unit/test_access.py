@@ -248,6 +248,18 @@ def test_a_person_has_only_so_many_tokens_and_old_ones_are_forgotten(access: Acc
     access.driver.check_replay()
 
 
+def test_tokens_that_ended_make_room_and_valid_ones_do_not(access: Access) -> None:
+    access.add("ada")
+    access.driver.thorough = False
+    for number in range(TOKENS_MAX):
+        assert access.token(number, "ada") == "ok"
+    assert access.told(RevokeToken(token=token(5))) == "ok"
+    assert access.token(TOKENS_MAX, "ada") == "ok"
+    assert token(5) not in access.machine.people.tokens
+    assert access.token(TOKENS_MAX + 1, "ada") == "too-many-tokens"
+    access.driver.check_replay()
+
+
 def test_nothing_of_a_removed_person_is_left(access: Access) -> None:
     ada = access.add("ada", nlp=Role.SUBMITTER)
     access.token(1, "ada", ada)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,6 +41,29 @@ def test_a_point_is_of_one_attempt() -> None:
     course.add(heard(3 * POINTS_MAX, rate=9000, attempt=2))
     rates = {point.attempt: point.rate_milli for point in course.points()}
     assert rates == {1: 1000, 2: 9000}
+
+
+def test_a_job_of_many_attempts_keeps_the_latest_and_stays_as_fine() -> None:
+    course = Course()
+    for attempt in range(1, 200):
+        course.add(heard(attempt, attempt=attempt), 50)
+    course.add(heard(200, attempt=199), 50)
+    course.add(heard(201, attempt=200), 50)
+    points = course.points()
+    assert len(points) <= 51
+    assert [point.at for point in points[-2:]] == [at(200), at(201)]
+
+
+def test_what_is_not_a_point_yet_takes_no_more_room_the_longer_it_lasts() -> None:
+    course = Course()
+    tracemalloc.start()
+    sizes = []
+    for second in range(60_000):
+        course.add(heard(second), 50)
+        if second in (10_000, 59_000):
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[1] - sizes[0] < 10_000, sizes
 
 
 def test_the_jobs_that_were_measured_last_are_kept() -> None:

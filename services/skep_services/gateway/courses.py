@@ -18,7 +18,7 @@ POINTS_MAX: Final = 500
 POINTS_LEAST: Final = 50
 POINTS_ALL: Final = 500_000
 """Points of all jobs together: 24 MB, for six numbers of 8 bytes. Shared evenly, but each job has
-POINTS_LEAST."""
+POINTS_LEAST: of JOBS_MAX jobs it is 48 MB."""
 JOBS_MAX: Final = 20_000
 """Jobs whose rates are kept, the latest to be measured. All that run must find room: of more than
 so many, none would keep its points until it is measured again."""
@@ -36,12 +36,36 @@ class Rated(NamedTuple):
     memory: int
 
 
+class _Sum:
+    """Windows that become one point."""
+
+    def __init__(self, first: Rated) -> None:
+        self.latest, self.count = first, 1
+        self._rate_milli, self._utilisation = first.rate_milli, first.utilisation
+        self._memory = first.memory
+
+    def add(self, more: Rated) -> None:
+        """Take one more."""
+        self.latest, self.count = more, self.count + 1
+        self._rate_milli += more.rate_milli
+        self._utilisation += more.utilisation
+        self._memory = max(self._memory, more.memory)
+
+    def mean(self) -> Rated:
+        """Return the point."""
+        return self.latest._replace(
+            rate_milli=self._rate_milli // self.count,
+            utilisation=self._utilisation // self.count,
+            memory=self._memory,
+        )
+
+
 class Course:
     """One job's rates, through all attempts that this process saw."""
 
     def __init__(self) -> None:
         self._kept = array("q")
-        self._open: list[Rated] = []
+        self._open: _Sum | None = None
         """What has been heard of the point that is not full."""
         self._every = 1
 
@@ -52,38 +76,40 @@ class Course:
             heard: What was measured.
             most: How many points there may be.
         """
-        if self._every == 1:
-            self._kept.extend(heard)
-            self._bound(most)
-            return
-        if self._open and self._open[-1].attempt != heard.attempt:
-            self._close()
-        self._open.append(heard)
-        if len(self._open) >= self._every:
-            self._close()
-            self._bound(most)
+        if self._open is not None and self._open.latest.attempt != heard.attempt:
+            self._close(self._open, most)
+        if self._open is None:
+            self._open = _Sum(heard)
+        else:
+            self._open.add(heard)
+        if self._open.count >= self._every:
+            self._close(self._open, most)
 
     def points(self) -> list[Rated]:
         """Return the points, earliest first, and what has been heard of the next one."""
         found = [self._at(place) for place in range(len(self._kept) // WIDTH)]
-        return [*found, _merged(self._open)] if self._open else found
+        return [*found, self._open.mean()] if self._open is not None else found
 
-    def _close(self) -> None:
-        self._kept.extend(_merged(self._open))
-        self._open = []
-
-    def _bound(self, most: int) -> None:
+    def _close(self, point: _Sum, most: int) -> None:
+        self._kept.extend(point.mean())
+        self._open = None
         if len(self._kept) > most * WIDTH:
-            self._halve()
+            self._halve(most)
 
-    def _halve(self) -> None:
-        points, kept = self.points(), array("q")
-        while points:
-            pair = [points.pop(0)]
-            if points and points[0].attempt == pair[0].attempt:
-                pair.append(points.pop(0))
-            kept.extend(_merged(pair))
-        self._kept, self._every = kept, 2 * self._every
+    def _halve(self, most: int) -> None:
+        """Make one of two neighbours; of points that are each of another attempt, keep the last."""
+        merged: list[_Sum] = []
+        for point in self.points():
+            last = merged[-1] if merged else None
+            if last is None or last.count > 1 or last.latest.attempt != point.attempt:
+                merged.append(_Sum(point))
+            else:
+                last.add(point)
+        if any(each.count > 1 for each in merged):
+            self._every *= 2
+        self._kept = array("q")
+        for each in merged[-most:]:
+            self._kept.extend(each.mean())
 
     def _at(self, place: int) -> Rated:
         at, *numbers = self._kept[place * WIDTH : (place + 1) * WIDTH]
@@ -110,12 +136,3 @@ class Courses:
         """Return a job's points, earliest first; none if nothing was measured."""
         course = self._jobs.get(job)
         return course.points() if course is not None else []
-
-
-def _merged(points: list[Rated]) -> Rated:
-    count, latest = len(points), points[-1]
-    return latest._replace(
-        rate_milli=sum(each.rate_milli for each in points) // count,
-        utilisation=sum(each.utilisation for each in points) // count,
-        memory=max(each.memory for each in points),
-    )

@@ -54,6 +54,9 @@ PARTS_MAX = 256
 """Parts of listings at hand, some 200 KB each of a large cluster: the oldest make room."""
 FRAMES_MAX = 64
 """Frames of one tick that are kept: those of readers that keep up, by class and tables."""
+FRAME_MAX = 512 * KIB
+"""A larger event would hold up every request while it is compressed, some 25 ms for each MiB: its
+reader is told to list the tables, which is done beside the requests, and once for many."""
 LEVEL, LEVEL_LIVE = 6, 3
 """Of compression: frames are made five times a second, and a higher level saves little of them."""
 LOOK_EVERY_S = 30.0
@@ -193,13 +196,16 @@ class Feed:
             tables: The tables that it wants.
 
         Returns:
-            The event, empty if nothing of it changed; None: that is not known any more.
+            The event, empty if nothing of it changed; None: that is not known any more, or so much
+            changed that a listing is cheaper.
         """
         key = (version, only, tables)
         if key in self._frames:
             return self._frames[key]
         changed = self.tables.versions.since(version, only, tables)
         found = None if changed is None else Frame(self._event(changed))
+        if found is not None and len(found.raw) > FRAME_MAX:
+            found = None
         if len(self._frames) < FRAMES_MAX:
             self._frames[key] = found
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -150,9 +151,21 @@ def read_settings(path: str) -> OidcSettings | None:
     return found
 
 
+HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
+"""A name, or an address, as an origin has it."""
+
+
 def _is_origin(url: str) -> bool:
     """Return whether an address is what a browser calls an origin, and can be believed."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or not HOST.fullmatch(host) or parts.netloc.endswith(":"):
+        return False
+    if port is not None and not parts.netloc.endswith(f":{port}"):
+        return False
     usual = {"https": ":443", "http": ":80"}.get(parts.scheme, "")
     plain = url.isascii() and url == f"{parts.scheme}://{parts.netloc}".lower()
     return plain and is_safe(url) and "@" not in url and not url.endswith(usual)

@@ -127,14 +127,14 @@ class PageLogins:
 
     async def _redeemed(self, request: web.Request, provider: Provider, body: EndBody) -> str:
         """Return the ID token that a code stands for."""
+        if not self._is_ours(body):
+            _refuse("it did not begin in this tab, or took over ten minutes: begin anew")
+        self._logins.count(request)
         issuer = provider.settings.issuer
         if body.issuer is None and await provider.names_itself():
             _refuse("the answer does not say which provider it is from (iss): begin anew")
         if body.issuer not in (None, issuer):
             _refuse("the answer is from another provider (iss): begin anew")
-        if not self._is_ours(body):
-            _refuse("it did not begin in this tab, or took over ten minutes: begin anew")
-        self._logins.count(request)
         form = {
             "grant_type": "authorization_code",
             "code": body.code,

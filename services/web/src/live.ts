@@ -114,6 +114,8 @@ export const delay = signal(0);
 
 const RETRY_MS = [250, 500, 1000, 2000, 4000];
 const SILENT_MS = 40_000;
+/** A stream that lasted so long and ended was ended in good order. */
+const WHOLE_MS = 60_000;
 
 /** Follow the state of the cluster until `stop` is aborted. */
 export async function follow(stop: AbortSignal): Promise<void> {
@@ -147,17 +149,25 @@ export async function follow(stop: AbortSignal): Promise<void> {
 }
 
 /** List everything: what is small and shown first, then the tables of a row for each job and GPU.
- * Return the cursor of the first: what changed meanwhile comes once more. */
+ * Return the older cursor, as a large table may be that of a second ago: what changed since comes
+ * once more. */
 async function list(stop: AbortSignal): Promise<string> {
   const small = ["totals", "alerts", "vcs", "searches"];
-  const cursor = await listSome(small, stop);
-  await listSome(
-    Object.keys(tables).filter((name) => !small.includes(name)),
-    stop,
-  );
+  const large = Object.keys(tables).filter((name) => !small.includes(name));
+  let cursor = "";
+  // Those of two processes of the gateway cannot be compared: it was started anew between them.
+  while (!cursor) cursor = older(await listSome(small, stop), await listSome(large, stop));
   problem.value = "";
   isLive();
   return cursor;
+}
+
+/** Return the older of two cursors, EPOCH-VERSION; empty: they are of two epochs. */
+function older(one: string, other: string): string {
+  const [epoch, version] = one.split("-");
+  const [otherEpoch, otherVersion] = other.split("-");
+  if (epoch !== otherEpoch) return "";
+  return Number(otherVersion) < Number(version) ? other : one;
 }
 
 async function listSome(names: string[], stop: AbortSignal): Promise<string> {
@@ -201,11 +211,16 @@ async function* frames(cursor: string, stop: AbortSignal): AsyncGenerator<Frame>
     const path = `/v1/state/changes?since=${encodeURIComponent(cursor)}`;
     const response = await open(path, { signal });
     if (!response.body) return;
+    const began = Date.now();
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     isLive();
     for (let rest = ""; ;) {
       const { value, done } = await reader.read();
-      if (done) throw new Error("the stream ended");
+      if (done) {
+        // The gateway ends streams in good order now and then; what ends at once is another matter.
+        if (Date.now() - began > WHOLE_MS) return;
+        throw new Error("the stream ended");
+      }
       clearTimeout(timer);
       timer = setTimeout(() => silent.abort(), SILENT_MS);
       const parts = (rest + value).split("\n\n");

@@ -25,10 +25,14 @@ interface Begun {
 
 /** Whether a login is about to end, or to begin. */
 export const busy = signal(false);
+// A browser that goes back from the provider may show the page as it was left.
+addEventListener("pageshow", (event) => {
+  if (event.persisted) busy.value = false;
+});
 
 /** Return whether the provider sends browsers back to this address. */
 export const isOffered = (oidc: Schemas["LoginProvider"] | null): boolean =>
-  oidc !== null && oidc.pages.includes(location.origin);
+  oidc !== null && (oidc.pages?.includes(location.origin) ?? false);
 
 /** Go to the provider. */
 export async function begin(): Promise<void> {

@@ -49,7 +49,10 @@ export function takeTokenFromAddress(): void {
   const query = new URLSearchParams(location.search);
   const given = new URLSearchParams(location.hash.slice(1)).get("token") ?? query.get("token");
   if (!given) return;
-  logIn(given);
+  // A link of another person's making must not replace a session without a word.
+  const other = token.value !== "" && token.value !== given;
+  if (!other || confirm("Log in with the token of this link, in place of the one that there is?"))
+    logIn(given);
   query.delete("token");
   const rest = query.toString();
   history.replaceState(null, "", rest ? `${location.pathname}?${rest}` : location.pathname);

@@ -105,7 +105,7 @@ PEOPLE_MAX = 10_000
 RETIRED_MAX = 100_000
 """Names of removed people: none is forgotten, so that none is given twice."""
 TOKENS_MAX = 200
-"""Tokens of one person, with those that ended in the last 30 days."""
+"""Tokens of one person. Of those that ended, the earliest make room for a new one."""
 TOKEN_LIFE_MAX = Duration(400 * DAY)
 """A year, and a month to renew it."""
 JOIN_TOKENS_MAX = 20_000
@@ -447,16 +447,18 @@ class AccessMachine:
             return refused
         old = self._ended(person, now)
         if len(self.people.tokens_of.get(person, ())) - len(old) >= TOKENS_MAX:
-            text = f"{person} has {TOKENS_MAX} tokens, with those that ended in 30 days"
+            text = f"{person} has {TOKENS_MAX} valid tokens: revoke one that is not used"
             return Refusal(Reason.TOO_MANY_TOKENS, text)
         return None
 
     def _ended(self, person: str, now: Instant) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name in self.people.tokens_of.get(person, ())
-            if after(self.people.tokens[name].ended_at, REMEMBERED) <= now
-        )
+        """Return the ended tokens that are forgotten: the old ones, and others for room."""
+        names = self.people.tokens_of.get(person, ())
+        ended_at = {name: self.people.tokens[name].ended_at for name in names}
+        ended = sorted(name for name in names if ended_at[name] <= now)
+        ended.sort(key=ended_at.__getitem__)
+        old = sum(after(ended_at[name], REMEMBERED) <= now for name in ended)
+        return tuple(ended[: max(old, len(ended_at) + 1 - TOKENS_MAX)])
 
     def _make_token(self, wish: MakeToken | LogIn, by: str, now: Instant) -> None:
         if old := self._ended(wish.person, now):

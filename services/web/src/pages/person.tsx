@@ -13,13 +13,13 @@ import { grant, revoke, type Role, RoleChoice } from "../parts/roles";
 import { Tokens } from "../parts/tokens";
 import { VcName } from "../parts/vcs";
 import { Word } from "../parts/word";
-import { go, path } from "../router";
+import { go, nameIn, path } from "../router";
 import { may, me } from "../session";
 import type { Person } from "./people";
 
 /** The page of any person. */
 export function PersonPage() {
-  return <Shown name={decodeURIComponent(path.value.slice("/people/".length))} />;
+  return <Shown name={nameIn(path.value, "/people")} />;
 }
 
 /** The page of the one that is logged in. */

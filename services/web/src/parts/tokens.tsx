@@ -6,7 +6,7 @@ import { answered, api, type Schemas } from "../api";
 import { useAsked } from "../asking";
 import { clock } from "../format";
 import { leave } from "../login";
-import { me } from "../session";
+import { isOwn, me } from "../session";
 import { At, Card, Command, Dialog, Empty, Problem, Wide } from "./basics";
 import { Confirm, type Confirmed } from "./confirm";
 import { quoted } from "./line";
@@ -216,6 +216,12 @@ function Make({ person, own, onMade }: { person: string; own: boolean; onMade: (
         </label>
         <button>Make a token</button>
       </form>
+      {own && isOwn() && (
+        <p class="inside dim">
+          Your login to this page makes it, and <i>Log out</i> revokes what that made. One that is
+          made in a terminal stays: <Command line="skep token create NAME" />
+        </p>
+      )}
       {ask && <Confirm ask={ask} onClose={() => setAsk(null)} />}
       {made && !ask && <Shown made={made} onClose={() => setMade(null)} />}
     </>
