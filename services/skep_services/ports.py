@@ -241,10 +241,11 @@ class NotEntered(msgspec.Struct, frozen=True):
 class Entered(Protocol):
     """A command that was started in a run; it is hung up on when this is closed, or lost.
 
-    `run_over`: the run ended before it did, and took it along.
+    `run_over`: the run ended before it did, and took it along; by itself, if it has a `run_code`.
     """
 
     run_over: bool
+    run_code: int | None
 
     async def read(self, most: int) -> tuple[int, bytes] | None:
         """Return the next output (1: standard output, 2: standard error), None behind the last."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -113,6 +114,21 @@ async def test_a_terminal_has_a_size_and_ends_with_its_session(node: Node) -> No
     one.close()
     await until(lambda: not node.sleeps(2))
     assert node.sleeps(1)
+
+
+async def test_a_run_that_ends_by_itself_says_how_to_its_sessions(node: Node) -> None:
+    if node.image:
+        pytest.skip("containers have no shell to attach to")
+    runtime = await node.open()
+    waits = f"trap 'exit 4' USR1; {node.sleeper(1)} & wait $!"
+    run = await started(runtime, node.shell("a", waits))
+    one = await entered(runtime, "sh", "-c", "echo on; sleep 600")
+    await heard(one, "on\n")
+    await until(lambda: node.sleeps(1))
+    os.kill(run.pid, signal.SIGUSR1)
+    assert await output(one) == ("", "")
+    assert (one.run_over, one.run_code) == (True, 4)
+    one.close()
 
 
 async def test_it_ends_with_the_run_and_is_not_what_the_run_left(node: Node) -> None:

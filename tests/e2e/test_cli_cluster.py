@@ -316,7 +316,7 @@ def test_a_shell_outlives_its_people_and_a_gateway(shell: Shell) -> None:
     assert second.end() == 0
     third = Terminal([*SKEP, "attach", "shell"], shell.environment)
     third.type("exit 3\r")
-    assert third.end() == 3
+    assert third.end() == 3, third.said
     assert not third.was_raw
 
 

@@ -53,8 +53,9 @@ class Terminal:
         """Read to the end and return the exit code, or minus a signal's number."""
         while True:
             try:
-                if not os.read(self.master, 65536):
+                if not (read := os.read(self.master, 65536)):
                     break
+                self.said += read
             except OSError:
                 break
         self.was_raw = self.raw

@@ -83,6 +83,7 @@ class ContainerSession:
         self._over = False
         self._tasks: dict[int, asyncio.Future[Any]] = {}
         self.run_over = False
+        self.run_code: int | None = None
 
     async def read(self, most: int) -> tuple[int, bytes] | None:
         while not self._over:

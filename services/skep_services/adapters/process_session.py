@@ -48,6 +48,7 @@ class ProcessSession:
         self._code: int | None = None
         self._over = False
         self.run_over = False
+        self.run_code: int | None = None
         asyncio.get_running_loop().add_reader(connection.fileno(), self._hear)
 
     # --- output ---------------------------------------------------------------------------------
@@ -168,6 +169,8 @@ class ProcessSession:
         self._told += data
         while (message := next_message(self._told)) is not None:
             if "left" in message:
+                # A runner of an earlier version does not say how the run ended.
+                self.run_code = message.get("run_code")
                 self._ended(int(message["left"]), run_over=bool(message.get("run_over")))
 
     def _ended(self, code: int | None, *, run_over: bool) -> None:

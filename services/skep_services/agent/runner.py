@@ -21,8 +21,9 @@ Messages both ways are a 4-byte big-endian length and that much JSON:
     {"id": 10, "do": "enter", "token", "argv",      -> {"id": 10, "entered": pid}, with descriptors:
      "env", "terminal", "rows", "columns"}             a terminal, or stdin, stdout and stderr
                                                      | {"id": 10, "refused": "code: why"}
-       to this client, when the command ends         -> {"left": code, "run_over": BOOL}; a client
-                                                       that goes is hung up on (`runner_sessions`)
+       to this client, when the command ends         -> {"left": code, "run_over": BOOL, "run_code":
+                                                       code or null}; a client that goes is hung
+                                                       up on (`runner_sessions`)
     {"id": 6, "do": "shutdown", "grace_s"}          -> {"id": 6, "done": true}, once no run is left
     a request that makes no sense                   -> {"id": 7, "error": "why"}
     to every client, when a run ends    -> {"exited": {token, code, leftovers, left, asked, at}}
@@ -356,7 +357,8 @@ class Server:
     def _tell_ends(self) -> None:
         for left in self.holder.sessions.left:
             assert isinstance(left.asked, Client)
-            left.asked.send({"left": left.code, "run_over": left.run_over})
+            told = {"left": left.code, "run_over": left.run_over, "run_code": left.run_code}
+            left.asked.send(told)
         self.holder.sessions.left.clear()
         for end in self.holder.ends:
             for client in self._clients:

@@ -352,7 +352,7 @@ class Holder:
                 run.main_gone = True
                 run.code = os.waitstatus_to_exitcode(status)
                 run.look_at = DUE
-                self.sessions.run_over(run.known.token)
+                self.sessions.run_over(run.known.token, run.code)
         if orphans:
             # What died may have been the last of a run, or have left children that are its rest.
             self._strays_due = True
@@ -366,7 +366,7 @@ class Holder:
         os.close(pidfd)
         run.main_gone = True
         run.look_at = DUE
-        self.sessions.run_over(run.known.token)
+        self.sessions.run_over(run.known.token, None)
 
     def wake_at(self) -> float:
         """Return when `tick` is due (monotonic seconds), infinite if never."""

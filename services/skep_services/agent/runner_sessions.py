@@ -37,6 +37,8 @@ class Session:
         self.pid, self.token, self.asked = pid, token, asked
         self.run_over = False
         """Its run ended before it did."""
+        self.run_code: int | None = None
+        """How, if the run ended by itself."""
 
 
 class Left(NamedTuple):
@@ -45,6 +47,7 @@ class Left(NamedTuple):
     asked: object
     code: int
     run_over: bool
+    run_code: int | None
 
 
 class Sessions:
@@ -108,17 +111,18 @@ class Sessions:
         session = self._live.pop(pid, None)
         if session is not None:
             code = os.waitstatus_to_exitcode(status)
-            self.left.append(Left(session.asked, code, session.run_over))
+            self.left.append(Left(session.asked, code, session.run_over, session.run_code))
 
     def run_ends(self, token: str) -> None:
         """Take note that a run is asked to end, and with it what runs in its sessions."""
         for session in self._of(token):
             session.run_over = True
 
-    def run_over(self, token: str) -> None:
-        """Hang up on the sessions of a run whose main process has ended."""
-        self.run_ends(token)
+    def run_over(self, token: str, code: int | None) -> None:
+        """Hang up on the sessions of a run whose main process has ended, with this exit code."""
         for session in self._of(token):
+            if not session.run_over:
+                session.run_over, session.run_code = True, code
             hang_up(session.pid)
 
     def _of(self, token: str) -> list[Session]:

@@ -252,6 +252,9 @@ class Session:
         ]
         await self._show(outcome)
         if outcome.run_over:
+            # The shell that it was attached to ended, and its own process was not quick enough.
+            if self._wanted.what == "attach" and outcome.run_code is not None:
+                return Over(code=outcome.run_code)
             return Over(reason=Reason.ATTEMPT_OVER, text="the attempt ended, and this with it")
         code = outcome.code
         if code is None:
