@@ -87,7 +87,7 @@ def test_a_person_logs_in_at_the_provider_and_out(
     token = page.evaluate("sessionStorage.getItem('skep-token')")
     assert not any(token in address for address in asked)
     page.goto(f"{url}/me")
-    page.get_by_text("this page").wait_for()
+    page.get_by_text("this page", exact=True).wait_for()
     assert axe(page) == []
     # A link of somebody else does not end the session, nor begin another one.
     page.goto(f"{url}/login?code=evil&state=guess")
