@@ -55,6 +55,33 @@ def act(page: Any, verb: str, line: str = "") -> None:
     confirm(page, verb, line)
 
 
+def begin_search(cluster: Embedded, steps: int = 100_000, key: str = "", **changes: Any) -> str:
+    """Begin a search of two trials of some mini-batches, both at a time; return its id.
+
+    Args:
+        cluster: Where it runs, as the operator's.
+        steps: The mini-batches of each trial; each takes 20 ms.
+        key: A submission is repeated with the same key; empty: it has none.
+        changes: Further keys of the search, or other values.
+    """
+    spec = {
+        "name": "rates",
+        "vc": "lab",
+        "metric": "accuracy",
+        "direction": "maximize",
+        "job": {"script": str(CURVE), "args": ["{rate}", str(steps)]},
+        "space": {"rate": {"log": [0.001, 1.0]}},
+        "budget": {"trials": 2},
+        "parallel": 2,
+        **changes,
+    }
+    headers = {"Idempotency-Key": key} if key else None
+    reply = cluster.ask("POST", "/v1/searches", json.dumps(spec).encode(), headers=headers)
+    assert reply.status == 201, reply
+    search: str = reply.body["search"]
+    return search
+
+
 def leaves(cluster: Embedded, folder: Path, script: str) -> str:
     """Run a script that writes into `out/`; return the job once it has ended."""
     code = folder / "code"

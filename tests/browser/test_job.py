@@ -106,7 +106,7 @@ def test_a_job_is_planned_submitted_and_edited(cluster: Embedded, page_as: PageA
 
 
 def test_a_terminal_in_a_running_job(cluster: Embedded, page_as: PageAs, tmp_path: Path) -> None:
-    # What the person who runs the test has a shell do at its start is left out.
+    # The shell reads no start-up file: this home has none.
     job = submit(cluster, WAIT, name="entered", env={"HOME": str(tmp_path)})
     cluster.started(job)
     page = page_as("operator", f"/jobs/{job}?tab=terminal")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import WITHIN_MS, PageAs, axe
-from tests.browser.kit import ATTACK, CURVE, expect
+from tests.browser.kit import ATTACK, begin_search, expect
 from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
@@ -30,24 +30,14 @@ PAGES = (
 
 def begin(cluster: Embedded, **changes: Any) -> str:
     """Begin a search of four trials, two of them at a time; return its id."""
-    spec = {
+    asked = {
         "name": "rates",
-        "vc": "lab",
-        "metric": "accuracy",
-        "direction": "maximize",
-        "job": {"script": str(CURVE), "args": ["{rate}", str(STEPS)]},
-        "space": {"rate": {"log": [0.001, 1.0]}},
         "budget": {"trials": 4},
-        "parallel": 2,
         "method": "asha",
         "rungs": {"first": 10, "last": STEPS, "eta": 3},
         **changes,
     }
-    key = {"Idempotency-Key": f"browser-{spec['name']}"}
-    reply = cluster.ask("POST", "/v1/searches", json.dumps(spec).encode(), headers=key)
-    assert reply.status == 201, reply
-    search: str = reply.body["search"]
-    return search
+    return begin_search(cluster, STEPS, key=f"browser-{asked['name']}", **asked)
 
 
 def shown(cluster: Embedded, search: str) -> dict[str, Any]:

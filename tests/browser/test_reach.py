@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import PageAs, axe
-from tests.browser.kit import ATTACK, CURVE, expect, running, submit
+from tests.browser.kit import ATTACK, CURVE, begin_search, expect, running, submit
 from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.needs("chromium")]
@@ -66,19 +65,8 @@ def things(house: Embedded) -> dict[str, str]:
     job = running(house, name=ATTACK[:40], script=str(CURVE), args=["0.01", "1000000"])
     waits = submit(house, name="waits", resources={"gpus": 4}, over_quota="wait")
     running(house, name="borrows", vc="other", service_class="opportunistic")
-    spec = {
-        "name": "rates",
-        "vc": "other",
-        "metric": "accuracy",
-        "direction": "maximize",
-        "job": {"script": str(CURVE), "args": ["{rate}", "1000000"]},
-        "space": {"rate": {"log": [0.001, 1.0]}},
-        "budget": {"trials": 2},
-        "parallel": 2,
-        "method": "asha",
-        "rungs": {"first": 100_000, "last": 1_000_000, "eta": 3},
-    }
-    search = house.ask("POST", "/v1/searches", json.dumps(spec).encode()).body["search"]
+    rungs = {"first": 100_000, "last": 1_000_000, "eta": 3}
+    search = begin_search(house, 1_000_000, vc="other", method="asha", rungs=rungs)
     until(lambda: len(house.get(f"/v1/searches/{search}")["rows"]) == 2, "trials")
     return {"job": job, "waits": waits, "ended": ended, "search": search}
 

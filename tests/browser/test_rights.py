@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import PageAs
-from tests.browser.kit import CURVE, expect, running, state, submit
+from tests.browser.kit import begin_search, expect, running, state, submit
 from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
@@ -137,16 +136,7 @@ def things(cluster: Embedded) -> dict[str, str]:
     waits = submit(cluster, name="waits", resources={"gpus": 4}, over_quota="wait")
     ended = submit(cluster, ["true"], name="ended", service_class="opportunistic")
     cluster.ended(ended)
-    spec = {
-        "name": "rates",
-        "vc": "lab",
-        "metric": "accuracy",
-        "direction": "maximize",
-        "job": {"script": str(CURVE), "args": ["{rate}", "100000"]},
-        "space": {"rate": {"log": [0.001, 1.0]}},
-        "budget": {"trials": 1},
-    }
-    search = cluster.ask("POST", "/v1/searches", json.dumps(spec).encode()).body["search"]
+    search = begin_search(cluster, budget={"trials": 1}, parallel=1)
     until(lambda: cluster.get(f"/v1/searches/{search}")["rows"], "a trial")
     return {"job": job, "waits": waits, "ended": ended, "search": search}
 

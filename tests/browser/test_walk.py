@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import PageAs
-from tests.browser.kit import CURVE, JOBS, act, confirm, expect, leaves, running, state, submit
+from tests.browser.kit import (
+    CURVE,
+    JOBS,
+    act,
+    begin_search,
+    confirm,
+    expect,
+    leaves,
+    running,
+    state,
+    submit,
+)
 from tests.support.embedded import Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs("chromium")]
@@ -443,7 +454,7 @@ def test_the_cluster_file_is_downloaded_and_read_again(cluster: Embedded, page_a
 
 
 def test_a_trial_is_put_last_and_takes_part_again(cluster: Embedded, page_as: PageAs) -> None:
-    search = begin(cluster, name="ranks")
+    search = begin_search(cluster, name="ranks")
 
     def rows() -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = cluster.get(f"/v1/searches/{search}")["rows"]
@@ -460,25 +471,6 @@ def test_a_trial_is_put_last_and_takes_part_again(cluster: Embedded, page_as: Pa
     until(lambda: not rows()[0]["demoted"], "it takes part again")
     cluster.ask("DELETE", f"/v1/searches/{search}")
     until(lambda: cluster.get(f"/v1/searches/{search}")["state"] == "over", "the search is over")
-
-
-def begin(cluster: Embedded, **changes: Any) -> str:
-    """Begin a search of two trials; return its id."""
-    spec = {
-        "name": "rates",
-        "vc": "lab",
-        "metric": "accuracy",
-        "direction": "maximize",
-        "job": {"script": str(CURVE), "args": ["{rate}", "100000"]},
-        "space": {"rate": {"log": [0.001, 1.0]}},
-        "budget": {"trials": 2},
-        "parallel": 2,
-        **changes,
-    }
-    reply = cluster.ask("POST", "/v1/searches", json.dumps(spec).encode())
-    assert reply.status == 201, reply
-    search: str = reply.body["search"]
-    return search
 
 
 def test_a_replay_is_cancelled(cluster: Embedded, page_as: PageAs) -> None:

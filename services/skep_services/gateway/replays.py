@@ -247,8 +247,13 @@ class Replays:
             text = "what it said cannot be read: the gateway's log has why"
             self._cut(replay, FAILED, Reason.REPLAY_FAILED, text)
         took_ns = (replay.ended_at or replay.begun_at) - replay.begun_at
-        log.info("replay", replay=replay.replay, state=replay.state, text=replay.text,
-                 took_s=round(took_ns / NS_PER_SECOND, 1))  # fmt: skip
+        log.info(
+            "replay",
+            replay=replay.replay,
+            state=replay.state,
+            text=replay.text,
+            took_s=round(took_ns / NS_PER_SECOND, 1),
+        )
 
     def _cut(self, replay: Replay, state: str, reason: str, text: str) -> None:
         if replay.state == RUNNING:
