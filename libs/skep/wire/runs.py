@@ -11,16 +11,18 @@ from skep.wire.volumes import Mount
 
 
 class Warm(msgspec.Struct, frozen=True, kw_only=True):
-    """A run may be forked from a process that has made its script's imports (a template).
+    """A run may be forked from a process that has made its script's imports (a warm process).
 
-    At most so many `templates` are on the node, each of so many `bytes`, and each for `idle_s`
-    seconds after it was of use. A template is never of use to another VC or owner (`whose`).
+    At most so many `processes` are on the node, each of so many `bytes`, and each for `idle_s`
+    seconds after it was of use. A warm process is never of use to another VC or owner (`whose`).
+    `script` names the same script in all runs of it, wherever its folder is.
     """
 
-    templates: int
+    processes: int
     bytes: int
     idle_s: int
     whose: tuple[str, str] = ("", "")
+    script: str = ""
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):

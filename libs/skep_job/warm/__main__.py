@@ -19,7 +19,7 @@ def _leave_working_directory() -> None:
 _leave_working_directory()
 
 from skep_job.launch import main  # noqa: E402  the path is put right first
-from skep_job.warm.template import serve  # noqa: E402
+from skep_job.warm.server import serve  # noqa: E402
 
-# Returns in ranks only, and in each to this level: nothing of the template is on their stack.
+# Returns in ranks only, and in each to this level: nothing of the warm process is on their stack.
 main(serve(int(sys.argv[1])))

@@ -2,8 +2,8 @@
 
 A rank that is forked after it must be as one that imports the same itself. So an import that starts
 a thread, leaves a file open or writes is not made before the fork. What an import looked at that
-differs between ranks is noted: a rank for which it is another starts without a template. Changes
-of the environment are noted too, and made again in each rank.
+differs between ranks is noted: a rank for which it is another is executed. Changes of the
+environment are noted too, and made again in each rank.
 
 What goes through all variables is taken to look for its own: it finds none that differ.
 """
@@ -23,7 +23,7 @@ PATHS = frozenset({"posixpath", "genericpath", "pathlib", "os"})
 SET_RIGHT = frozenset({"torch._dynamo.config"})
 """Modules that keep the working directory, and for which a rank sets it right."""
 WORDS_AT = 1
-"""Stdout, which in a template is a file of its own, and shares its position with stderr."""
+"""Stdout, which in a warm process is a file of its own, and shares its position with stderr."""
 
 
 class Watch:

@@ -1,7 +1,7 @@
 """Reads whether a script may change what libraries see when they import more of themselves.
 
-Such imports come while the script runs. A template makes them before it, which is the same unless
-the script has set something by then that modules look at when they are imported.
+Such imports come while the script runs. A warm process makes them before it, which is the same
+unless the script has set something by then that modules look at when they are imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a fork of a template does before its script: it becomes what an executed process would be.
+"""What a fork of a warm process does before its script: it becomes as an executed process would be.
 
 Until the runner lets it begin, all that can fail is done, and nothing that others would see. Where
-something would not be as without a template, it says so and ends; the run then starts without one.
+something would not be as if it was executed, it says so and ends; the run is then executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skep_job.warm.leading_imports import UnreadableError, leading_imports
 from skep_job.warm.process_words import set_words
 
 if TYPE_CHECKING:
-    from skep_job.warm.template import Template
+    from skep_job.warm.server import WarmProcess
 
 SCRIPT_AT = 3
 """Where the script is in `python -m skep_job SCRIPT ...`."""
@@ -26,18 +26,18 @@ TEXT_MAX = 500
 
 
 class Cold(Exception):  # noqa: N818 - an outcome
-    """The run is to start without a template. `other`: another template might do."""
+    """The run is to start without a warm process. `other`: another warm process might do."""
 
     def __init__(self, why: str, *, other: bool = False) -> None:
         super().__init__(why)
         self.other = other
 
 
-def become(template: Template, request: Mapping[str, Any], handed: list[int]) -> list[str]:
+def become(warm: WarmProcess, request: Mapping[str, Any], handed: list[int]) -> list[str]:
     """Become the process of a run, or end.
 
     Args:
-        template: What this process was forked from.
+        warm: What this process was forked from.
         request: The run: `argv`, `env` and `workdir`.
         handed: Descriptors: stdin, the log, and the socket on which the runner waits.
 
@@ -46,7 +46,7 @@ def become(template: Template, request: Mapping[str, Any], handed: list[int]) ->
     """
     control = socket.socket(fileno=handed[2])
     try:
-        _prepare(template, request, handed)
+        _prepare(warm, request, handed)
         answer: dict[str, Any] = {"ready": True}
     except Cold as why:
         answer = {"cold": str(why)[:TEXT_MAX], "other": why.other}
@@ -60,31 +60,31 @@ def become(template: Template, request: Mapping[str, Any], handed: list[int]) ->
     if not begins:
         os._exit(0)
     control.close()
-    _set_environment(request["env"], template.changed)
+    _set_environment(request["env"], warm.changed)
     _set_right()
     sys.orig_argv[:] = request["argv"]
     return list(request["argv"][SCRIPT_AT:])
 
 
-def _prepare(template: Template, request: Mapping[str, Any], handed: list[int]) -> None:
+def _prepare(warm: WarmProcess, request: Mapping[str, Any], handed: list[int]) -> None:
     """Do all that may fail.
 
     Raises:
-        Cold: The run must start without a template.
+        Cold: The run must start without a warm process.
         OSError: Something cannot be had here; it is the same for the run.
     """
     os.setsid()
     workdir, env = request["workdir"], request["env"]
     os.chdir(workdir)
-    other = next((each for each in template.looked_at if each in env), None)
+    other = next((each for each in warm.looked_at if each in env), None)
     if other is not None:
         message = f"an import looks at {other}, which differs between runs"
         raise Cold(message)
-    if template.folder and template.folder != os.getcwd():
-        message = f"an import looked at the working directory, which was {template.folder}"
-        raise Cold(message, other=True)
+    if warm.folder and warm.folder != os.getcwd():
+        message = f"an import looked at the working directory, which was {warm.folder}"
+        raise Cold(message)
     script = request["argv"][SCRIPT_AT]
-    _fits(template, script)
+    _fits(warm, script)
     for number, source in enumerate((handed[0], handed[1], handed[1])):
         os.dup2(source, number)
     for name in os.listdir("/proc/self/fd"):
@@ -96,7 +96,7 @@ def _prepare(template: Template, request: Mapping[str, Any], handed: list[int]) 
     set_words(request["argv"], env)
 
 
-def _fits(template: Template, script: str) -> None:
+def _fits(warm: WarmProcess, script: str) -> None:
     """See whether a script begins with the imports that were made, and they are its own.
 
     Raises:
@@ -106,11 +106,11 @@ def _fits(template: Template, script: str) -> None:
         wanted = leading_imports(script)
     except UnreadableError as error:
         raise Cold(str(error)) from None
-    if wanted[: len(template.made)] != template.made:
-        message = "it begins with other imports than the script of the template"
+    if wanted[: len(warm.made)] != warm.made:
+        message = "it begins with other imports than the script of the warm process"
         raise Cold(message, other=True)
-    if template.late:
-        why = why_late_imports_differ(script, template.may_set)
+    if warm.late:
+        why = why_late_imports_differ(script, warm.may_set)
         if why:
             raise Cold(why, other=True)
     beside = os.listdir(os.path.dirname(os.path.realpath(script)))

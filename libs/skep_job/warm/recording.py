@@ -1,4 +1,4 @@
-"""Records which modules a run has imported by its first mini-batch, for templates of later runs.
+"""Records which modules a run has imported by its first mini-batch, for those after it.
 
 Libraries import much of themselves when it is first needed: PyTorch 800 modules for the first
 optimizer. No text of the script tells of that.
@@ -6,6 +6,7 @@ optimizer. No text of the script tells of that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -40,7 +41,9 @@ def record(environ: Mapping[str, str] = os.environ) -> None:
             file.write(text)
         os.replace(aside, path)
     except OSError:
-        pass  # No folder, or no room: later runs import it themselves.
+        # No folder, or no room: later runs import it themselves.
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
 
 
 def read(path: str) -> tuple[list[str], list[str]]:

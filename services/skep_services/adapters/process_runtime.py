@@ -131,7 +131,7 @@ class ProcessRuntime:
             at_node = answer.get("fault") == "node"
             return RunNotStarted(plan.token, answer["not_started"], of_node=at_node)
         if "warm" in answer:
-            log.info("run %s was forked from a template", plan.token)
+            log.info("run %s was forked from a warm process", plan.token)
         elif "cold" in answer:
             log.info("run %s was executed, not forked: %s", plan.token, answer["cold"])
         return _started(answer["started"])

@@ -14,7 +14,7 @@ from skep_services.agent.runner_ends import Ends
 from skep_services.agent.runner_launch import NotStarted, launch, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
-from skep_services.agent.runner_templates import Templates, recorded
+from skep_services.agent.runner_warm import WarmProcesses, recorded
 
 
 class Enclosure:
@@ -28,20 +28,20 @@ class Enclosure:
         self.helpers: dict[int, bool] = {}
         """Children of this process that are of no run; the holder of the runs shares it."""
         self.how: dict[str, str] = {}
-        """How the last run was started that might have been forked from a template."""
-        self._templates = Templates()
+        """How the last run was started that might have been forked from a warm process."""
+        self._warm = WarmProcesses()
 
     def tick(self, at: float) -> None:
         """Do what is due at a time (monotonic seconds)."""
-        self._templates.tick(at)
+        self._warm.tick(at)
 
     def wake_at(self) -> float:
         """Return when `tick` is due (monotonic seconds), infinite if never."""
-        return self._templates.wake_at()
+        return self._warm.wake_at()
 
     def helper_ended(self, pid: int) -> None:
         """Take note that a child has ended that is of no run."""
-        self._templates.ended(pid)
+        self._warm.ended(pid)
 
     def new_mark(self) -> int:
         """Return the number that the processes of the next run carry."""
@@ -89,9 +89,9 @@ class Enclosure:
         trouble = script_trouble(plan["script"], plan["workdir"])
         if trouble is not None:
             return NotStarted(trouble)
-        self._templates.helpers = self.helpers
+        self._warm.helpers = self.helpers
         plan = recorded(plan)
-        forked = self._templates.fork(plan, known.mark, stdin, output)
+        forked = self._warm.fork(plan, known.mark, stdin, output)
         if isinstance(forked, int):
             self.how = {"warm": "yes"}
             return forked
@@ -99,7 +99,7 @@ class Enclosure:
             outcome = launch(plan["argv"], plan["env"], plan["workdir"], stdin, output)
         if forked and not isinstance(outcome, NotStarted):
             self.how = {"cold": forked}
-            self._templates.executed(plan, outcome)
+            self._warm.executed(plan, outcome)
         return outcome
 
     def enter(self, plan: Mapping[str, Any], known: Known, ends: Ends) -> int | NotStarted:

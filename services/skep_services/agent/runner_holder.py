@@ -156,7 +156,7 @@ class Holder:
         Returns:
             The answer to the client: what was `started`, or in words why it is `not_started`, and
             whose `fault` that is if it is the node's. Of a run that might have started from a
-            template it says whether it did: `warm`, or why not: `cold`.
+            warm process it says whether it did: `warm`, or why not: `cold`.
         """
         token = plan["token"]
         known = self._record.runs.get(token)

@@ -1,30 +1,32 @@
-"""Which runs may start from a template, within the operator's bounds. Pure but for the reading.
+"""Which runs may start from a warm process, within the operator's bounds. Pure but for the reading.
 
-A template holds the modules of an environment in memory, and runs their code for its owner. So
-there are none unless the operator says how many (`SKEP_WARM_TEMPLATES`).
+A warm process holds the modules of an environment in memory, and runs their code for its owner. So
+there are none unless the operator says how many (`SKEP_WARM_PROCESSES`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from skep.wire.commands import AGENT_PYTHON, BindJob
 from skep.wire.runs import Warm
 from skep_services.service import ConfigurationError
 
-TEMPLATES, BYTES, IDLE = "SKEP_WARM_TEMPLATES", "SKEP_WARM_BYTES", "SKEP_WARM_IDLE_S"
-TEMPLATES_MAX = 64
+PROCESSES, BYTES, IDLE = "SKEP_WARM_PROCESSES", "SKEP_WARM_BYTES", "SKEP_WARM_IDLE_S"
+PROCESSES_MAX = 64
 BYTES_DEFAULT = 2 * 1024**3
-"""Of one template: PyTorch takes 250 MB, with CUDA 500 MB; most of it is shared with its ranks."""
+"""Of one warm process: PyTorch takes 300 MB, most of which its ranks share with it."""
 IDLE_DEFAULT_S = 600
 IDLE_MAX_S = 7 * 24 * 3600
 OPT_OUT = "SKEP_WARM"
-"""Variable of a job: `0` keeps it from templates."""
+"""Variable of a job: `0` keeps it from warm processes."""
 MODULE = "skep_job"
+SCRIPT_AT = 3
 
 
 def bounds(environment: Mapping[str, str]) -> Warm | None:
-    """Return the bounds of this node's templates; None: there are to be none.
+    """Return the bounds of this node's warm processes; None: there are to be none.
 
     Args:
         environment: The agent's environment.
@@ -32,14 +34,14 @@ def bounds(environment: Mapping[str, str]) -> Warm | None:
     Raises:
         ConfigurationError: A setting is no number, or out of its range.
     """
-    templates = _number(environment, TEMPLATES, 0, 0, TEMPLATES_MAX)
+    processes = _number(environment, PROCESSES, 0, 0, PROCESSES_MAX)
     size = _number(environment, BYTES, BYTES_DEFAULT, 1, 2**60)
     idle_s = _number(environment, IDLE, IDLE_DEFAULT_S, 1, IDLE_MAX_S)
-    return Warm(templates=templates, bytes=size, idle_s=idle_s) if templates else None
+    return Warm(processes=processes, bytes=size, idle_s=idle_s) if processes else None
 
 
 def warm_of(command: BindJob, inherited: Mapping[str, str], *, accounts: bool) -> Warm | None:
-    """Return how a rank of a job may start from a template; None: it is executed.
+    """Return how a rank of a job may start from a warm process; None: it is executed.
 
     Args:
         command: The job's part on this node.
@@ -57,10 +59,11 @@ def warm_of(command: BindJob, inherited: Mapping[str, str], *, accounts: bool) -
     if found is None:
         return None
     return Warm(
-        templates=found.templates,
+        processes=found.processes,
         bytes=found.bytes,
         idle_s=found.idle_s,
         whose=(command.vc, command.owner),
+        script=os.path.normpath(os.path.join(command.workdir, argv[SCRIPT_AT])),
     )
 
 

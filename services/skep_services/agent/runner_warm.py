@@ -1,9 +1,9 @@
-"""Templates: processes that have made a script's imports, from which the runner forks ranks.
+"""Warm processes: those that have made a script's imports, from which the runner forks ranks.
 
     (none) --a run starts cold--> recorded --its first mini-batch, or its end--> loading
     loading --its imports are made--> ready --idle, stale, too large, others needed--> gone
 
-A template is of one owner in one VC, one interpreter and one environment: the variables, except
+A warm process is of one owner in one VC, one interpreter and one environment: the variables, except
 those that differ between runs (PER_RUN), which it never sees. It is asked for a rank while the
 run's start waits, FORK_SECONDS_MAX at most. Whatever it answers, or does not, the run starts: what
 cannot be forked is executed, and the reason is told. See `skep_job.warm`, its other half.
@@ -55,14 +55,14 @@ TOOLS = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PYTHONINSPECT", "
 """Variables that have something start with the interpreter, or go on after the script."""
 
 FORK_SECONDS_MAX = 1.0
-"""How long the start of a run may wait for a template: forking takes some 50 ms."""
+"""How long the start of a run may wait for a warm process: forking takes some 50 ms."""
 IMPORT_SECONDS_MAX = 300.0
-"""How long a template may load: PyTorch takes 30 s from a cold network disk."""
+"""How long a warm process may load: PyTorch takes 30 s from a cold network disk."""
 REST_SECONDS = 300.0
-"""How long no other template is begun for a script, once one was of no use for it."""
+"""How long no other warm process is begun for a script, once one was of no use for it."""
 RESTS_MAX = 256
 KEPT_SECONDS_MIN = 30.0
-"""How long a template is not replaced by another one after it was of use."""
+"""How long a warm process is not replaced by another one after it was of use."""
 LOOK_SECONDS = 1.0
 """How often one that loads is looked at."""
 RECORD_SECONDS = 0.25
@@ -76,19 +76,20 @@ RECORDS = "imports"
 VARIABLE = "SKEP_IMPORTS"
 """Tells a run where to record."""
 ASKED_MAX = 2
-"""How many templates are asked for one run."""
+"""How many warm processes are asked for one run."""
 IMPORTS_MAX = 16_384
 """More than all imports that are read of a script and recorded of a run."""
 SECONDS_MIN = 0.1
-"""What the imports must take at least: below it a template saves nothing."""
+"""What the imports must take at least: below it a warm process saves nothing."""
+TEXT_MAX = 500
 MESSAGE_BYTES_MAX = 128 * 1024
 """Below what a packet may have by default; a larger run starts cold."""
 WORDS_BYTES_MAX = 64 * 1024
-"""What the imports of a template may write before they fail."""
+"""What the imports of a warm process may write before they fail."""
 MODULE, SCRIPT_AT = ("-m", "skep_job"), 3
 
 
-class Template:
+class WarmProcess:
     """One process; `ready` once it has made its imports."""
 
     def __init__(self, pid: int, channel: socket.socket, key: str, script: str) -> None:
@@ -100,7 +101,7 @@ class Template:
 
 
 class Recorded(NamedTuple):
-    """A run that was executed, and after which a template is to begin."""
+    """A run that was executed, and after which a warm process is to begin."""
 
     plan: Mapping[str, Any]
     pid: int
@@ -108,13 +109,13 @@ class Recorded(NamedTuple):
     until: float
 
 
-class Templates:
-    """The templates of a node."""
+class WarmProcesses:
+    """The warm processes of a node."""
 
     def __init__(self) -> None:
         self.helpers: dict[int, bool] = {}
         """Children of this process that are of no run, by pid."""
-        self._all: dict[int, Template] = {}
+        self._all: dict[int, WarmProcess] = {}
         self._rests: dict[str, tuple[float, str]] = {}
         self._recording: dict[str, Recorded] = {}
         self._look_at = 0.0
@@ -140,17 +141,17 @@ class Templates:
         found = [each for each in self._all.values() if each.key == key]
         ready = sorted((each for each in found if each.ready), key=lambda each: -each.used_at)
         why = self._rested(key, plan) or (
-            "its template is still loading" if found else "there is no template for it yet"
+            "its warm process is still loading" if found else "there is no warm process for it yet"
         )
-        for template in ready[:ASKED_MAX]:
-            outcome = self._ask(template, plan, mark, (stdin, output))
+        for warm in ready[:ASKED_MAX]:
+            outcome = self._ask(warm, plan, mark, (stdin, output))
             if isinstance(outcome, int):
                 return outcome
             why = outcome
         return why
 
     def executed(self, plan: Mapping[str, Any], pid: int) -> None:
-        """Have a template begin once a run that was executed has imported what it needs.
+        """Have a warm process begin once a run that was executed has imported what it needs.
 
         Args:
             plan: What was asked for.
@@ -163,14 +164,14 @@ class Templates:
         self._recording.setdefault(record_of(plan), found)
 
     def _has(self, plan: Mapping[str, Any]) -> bool:
-        """Return whether there is a template for a run, or none would be of use."""
-        key, script = key_of(plan), script_of(plan)
+        """Return whether there is a warm process for a run, or none would be of use."""
+        key, script = key_of(plan), plan["warm"]["script"]
         same = [each for each in self._all.values() if each.key == key]
         loads_or_is = any(not each.ready or each.script == script for each in same)
         return bool(self._rested(key, plan)) or loads_or_is
 
     def _look(self, at: float) -> None:
-        """Begin templates after runs that have recorded what they imported, or have ended."""
+        """Begin warm processes after runs that have recorded what they imported, or have ended."""
         self._look_at = at + RECORD_SECONDS
         for name, one in list(self._recording.items()):
             path = one.plan["env"].get(VARIABLE, "")
@@ -178,7 +179,7 @@ class Templates:
             if alive and at < one.until and not os.path.exists(path):
                 continue
             del self._recording[name]
-            room = len(self._all) < one.plan["warm"]["templates"] or self._make_room()
+            room = len(self._all) < one.plan["warm"]["processes"] or self._make_room()
             if room and not self._has(one.plan):
                 self._begin(one.plan, IMPORTS_MAX)
 
@@ -197,22 +198,22 @@ class Templates:
         if not self._all:
             return
         self._listen()
-        for template in list(self._all.values()):
-            if template.ready and at >= template.used_at + template.plan["warm"]["idle_s"]:
-                self._drop(template)
-            elif not template.ready and at >= template.used_at + IMPORT_SECONDS_MAX:
-                self._give_up(template, f"its imports took over {IMPORT_SECONDS_MAX:.0f} s")
+        for warm in list(self._all.values()):
+            if warm.ready and at >= warm.used_at + warm.plan["warm"]["idle_s"]:
+                self._drop(warm)
+            elif not warm.ready and at >= warm.used_at + IMPORT_SECONDS_MAX:
+                self._give_up(warm, f"its imports took over {IMPORT_SECONDS_MAX:.0f} s")
 
     def ended(self, pid: int) -> None:
         """Take note of the end of a child."""
         if pid in self._all:
             self._listen()
-        template = self._all.pop(pid, None)
-        if template is not None:
-            template.channel.close()
-            self._rest(template, "its template ended by itself")
+        warm = self._all.pop(pid, None)
+        if warm is not None:
+            warm.channel.close()
+            self._rest(warm, "its warm process ended by itself")
 
-    # --- one template -----------------------------------------------------------------------------
+    # --- one of them ------------------------------------------------------------------------------
 
     def _begin(self, plan: Mapping[str, Any], most: int) -> None:
         env = {name: value for name, value in plan["env"].items() if not is_per_run(name)}
@@ -220,7 +221,7 @@ class Templates:
         words = null = -1
         kept = keep_on(plan["env"].get("SKEP_CPUS", ""))
         try:
-            words = os.memfd_create("skep-template", os.MFD_CLOEXEC)
+            words = os.memfd_create("skep-warm", os.MFD_CLOEXEC)
             null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             process = subprocess.Popen(
                 [plan["argv"][0], "-m", "skep_job.warm", str(theirs.fileno())],
@@ -233,10 +234,10 @@ class Templates:
                 start_new_session=True,
             )
             process.returncode = 0  # The runner reaps all its children itself.
-            template = Template(process.pid, ours, key_of(plan), script_of(plan))
-            self._all[process.pid] = template
+            warm = WarmProcess(process.pid, ours, key_of(plan), plan["warm"]["script"])
+            self._all[process.pid] = warm
             self.helpers[process.pid] = True
-            template.plan, template.most = plan, most
+            warm.plan, warm.most = plan, most
             first = {
                 "script": script_of(plan),
                 "env": env,
@@ -249,7 +250,7 @@ class Templates:
             ours.send(json.dumps(first).encode())
             ours.setblocking(False)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            _say(f"no template for {script_of(plan)}: {error}")
+            _say(f"no warm process for {script_of(plan)}: {error}")
             if not any(each.channel is ours for each in self._all.values()):
                 ours.close()
         finally:
@@ -260,45 +261,45 @@ class Templates:
                     os.close(each)
 
     def _listen(self) -> None:
-        """Take what templates have said."""
-        for template in list(self._all.values()):
-            message = _heard(template.channel)
+        """Take what warm processes have said."""
+        for warm in list(self._all.values()):
+            message = _heard(warm.channel)
             if message is None:
                 continue
-            if "ready" in message:
-                self._became_ready(template, message)
+            if isinstance(message.get("ready"), list):
+                self._became_ready(warm, message)
             else:
-                self._give_up(template, str(message.get("useless", "it makes no sense")), message)
+                self._give_up(warm, _text(message.get("useless", "it makes no sense")), message)
 
-    def _became_ready(self, template: Template, message: Mapping[str, Any]) -> None:
-        size, most = proc.resident_bytes(template.pid), template.plan["warm"]["bytes"]
+    def _became_ready(self, warm: WarmProcess, message: Mapping[str, Any]) -> None:
+        size, most = proc.resident_bytes(warm.pid), warm.plan["warm"]["bytes"]
         if size > most:
-            self._give_up(template, f"it takes {size} bytes of memory, and may have {most}")
+            self._give_up(warm, f"it takes {size} bytes of memory, and may have {most}")
             return
-        template.ready, template.used_at = True, time.monotonic()
-        left = f"; {message['left']}" if message.get("left") else ""
-        made = f"{len(message['ready'])} and {message.get('late', 0)} imports"
-        _say(f"template {template.pid} for {template.script}: {made}, {size} bytes{left}")
+        warm.ready, warm.used_at = True, time.monotonic()
+        left = f"; {_text(message['left'])}" if message.get("left") else ""
+        made = f"{len(message['ready'])} and {_text(message.get('late', 0))} imports"
+        _say(f"warm process {warm.pid} for {warm.script}: {made}, {size} bytes{left}")
 
     def _give_up(
-        self, template: Template, why: str, message: Mapping[str, Any] | None = None
+        self, warm: WarmProcess, why: str, message: Mapping[str, Any] | None = None
     ) -> None:
-        """End a template that is of no use; begin one with fewer imports where that may be."""
-        self._drop(template)
+        """End a warm process that is of no use; begin one with fewer imports where that may be."""
+        self._drop(warm)
         most = message.get("most", 0) if message else 0
-        _say(f"template {template.pid} for {template.script} is of no use: {why}")
-        if not template.ready and isinstance(most, int) and 0 < most < template.most:
-            self._begin(template.plan, most)
-        elif not template.ready:
-            self._rest(template, why)
+        _say(f"warm process {warm.pid} for {warm.script} is of no use: {why}")
+        if not warm.ready and isinstance(most, int) and 0 < most < warm.most:
+            self._begin(warm.plan, most)
+        elif not warm.ready:
+            self._rest(warm, why)
 
-    def _drop(self, template: Template) -> None:
-        self._all.pop(template.pid, None)
-        template.channel.close()
-        _kill_session(template.pid)
+    def _drop(self, warm: WarmProcess) -> None:
+        self._all.pop(warm.pid, None)
+        warm.channel.close()
+        _kill_session(warm.pid)
 
     def _make_room(self) -> bool:
-        """End the template that was of use longest ago; return whether one could be ended."""
+        """End the warm process that was of use longest ago; return whether one could be ended."""
         now = time.monotonic()
         idle = [each for each in self._all.values() if now - each.used_at >= KEPT_SECONDS_MIN]
         idle = [each for each in idle if each.ready]
@@ -306,14 +307,14 @@ class Templates:
             self._drop(min(idle, key=lambda each: each.used_at))
         return bool(idle)
 
-    def _rest(self, template: Template, why: str) -> None:
+    def _rest(self, warm: WarmProcess, why: str) -> None:
         if len(self._rests) >= RESTS_MAX:
             del self._rests[next(iter(self._rests))]
-        name = f"{template.key} {template.script}"
+        name = f"{warm.key} {warm.script}"
         self._rests[name] = time.monotonic() + REST_SECONDS, why
 
     def _rested(self, key: str, plan: Mapping[str, Any]) -> str:
-        name = f"{key} {script_of(plan)}"
+        name = f"{key} {plan['warm']['script']}"
         until, why = self._rests.get(name, (0.0, ""))
         if until and until <= time.monotonic():
             del self._rests[name]
@@ -323,10 +324,10 @@ class Templates:
     # --- a rank -----------------------------------------------------------------------------------
 
     def _ask(
-        self, template: Template, plan: Mapping[str, Any], mark: int, ends: Sequence[int]
+        self, warm: WarmProcess, plan: Mapping[str, Any], mark: int, ends: Sequence[int]
     ) -> int | str:
-        """Have a template fork a rank; return its pid, or why there is none."""
-        until = time.monotonic() + FORK_SECONDS_MAX
+        """Have a warm process fork a rank; return its pid, or why there is none."""
+        until, since = time.monotonic() + FORK_SECONDS_MAX, _ticks_now()
         request = {name: plan[name] for name in ("argv", "env", "workdir")}
         text = json.dumps(request).encode()
         if len(text) > MESSAGE_BYTES_MAX:
@@ -336,29 +337,31 @@ class Templates:
             ours.setblocking(False)
             with theirs:
                 try:
-                    socket.send_fds(template.channel, [text], [*ends, theirs.fileno()])
+                    socket.send_fds(warm.channel, [text], [*ends, theirs.fileno()])
                 except OSError as error:
-                    self._drop(template)
-                    return f"its template does not listen: {error.strerror}"
-            answer = _awaited(template.channel, until)
+                    self._drop(warm)
+                    return f"its warm process does not listen: {error.strerror}"
+            answer = _awaited(warm.channel, until)
             if "useless" in answer:
-                self._drop(template)
-                return f"its template was ended: {answer['useless']}"
+                self._drop(warm)
+                return f"its warm process was ended: {_text(answer['useless'])}"
             if "cold" in answer:
-                return str(answer["cold"])
+                return _text(answer["cold"])
             pid = answer.get("pid")
-            if not isinstance(pid, int) or not _is_own(pid, self.helpers):
-                self._drop(template)
-                return "its template has died, or was silent for too long"
+            if not isinstance(pid, int) or not _is_new(pid, since, self.helpers):
+                self._drop(warm)
+                return "its warm process has died, or was silent for too long"
             self.helpers[pid] = True
             said = _awaited(ours, until)
             if "ready" not in said or not self._let_begin(pid, ours, plan, mark):
                 if "cold" not in said:
                     _kill_session(pid)
                     return "the process that was forked for it did not get ready"
-                return str(said["cold"])
+                if said.get("other") is True and warm.script == plan["warm"]["script"]:
+                    self._drop(warm)  # The script has changed: another one is begun for it.
+                return _text(said["cold"])
         del self.helpers[pid]
-        template.used_at = time.monotonic()
+        warm.used_at = time.monotonic()
         return pid
 
     def _let_begin(
@@ -378,10 +381,10 @@ class Templates:
 
 
 def unfit(plan: Mapping[str, Any]) -> str:
-    """Return why a run must be executed whatever templates there are, or an empty text."""
+    """Return why a run must be executed whatever warm processes there are, or an empty text."""
     argv, env = plan["argv"], plan["env"]
     if tuple(argv[1:SCRIPT_AT]) != MODULE or len(argv) <= SCRIPT_AT or argv[3].startswith("-"):
-        return "only a script of Python starts from a template"
+        return "only a script of Python starts from a warm process"
     tool = next((name for name in TOOLS if env.get(name)), None)
     if tool is not None:
         return f"{tool} has something beside the script run in the interpreter"
@@ -404,7 +407,7 @@ def script_of(plan: Mapping[str, Any]) -> str:
 
 
 def key_of(plan: Mapping[str, Any]) -> str:
-    """Return what runs have in common that may start from the same template.
+    """Return what runs have in common that may start from the same warm process.
 
     Of the processors it is the number: which ones they are, a rank is told.
     """
@@ -415,12 +418,12 @@ def key_of(plan: Mapping[str, Any]) -> str:
 
 def record_of(plan: Mapping[str, Any]) -> str:
     """Return the name of the file in which a run records what it imported."""
-    name = f"{key_of(plan)} {script_of(plan)}"
+    name = f"{key_of(plan)} {plan['warm']['script']}"
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
 
 
 def recorded(plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a plan with which a run that may start from a template records what it imports."""
+    """Return a plan with which a run that may start from a warm process records what it imports."""
     if not plan.get("warm") or unfit(plan):
         return plan
     folder = os.path.join(plan["env"].get(proc.NODE_VARIABLE, ""), RECORDS)
@@ -448,10 +451,10 @@ def cpus_of(env: Mapping[str, str]) -> set[int]:
     return named & os.sched_getaffinity(0)
 
 
-def _due(template: Template, now: float) -> float:
-    if template.ready:
-        return template.used_at + float(template.plan["warm"]["idle_s"])
-    return min(now + LOOK_SECONDS, template.used_at + IMPORT_SECONDS_MAX)
+def _due(warm: WarmProcess, now: float) -> float:
+    if warm.ready:
+        return warm.used_at + float(warm.plan["warm"]["idle_s"])
+    return min(now + LOOK_SECONDS, warm.used_at + IMPORT_SECONDS_MAX)
 
 
 def _heard(channel: socket.socket) -> dict[str, Any] | None:
@@ -473,10 +476,22 @@ def _awaited(channel: socket.socket, until: float) -> dict[str, Any]:
     return _heard(channel) or {}
 
 
-def _is_own(pid: int, helpers: Mapping[int, bool]) -> bool:
-    """Return whether a process is a child of this one that nothing is known of."""
+def _is_new(pid: int, since: int, helpers: Mapping[int, bool]) -> bool:
+    """Return whether a process is a child of this one that has begun since, and is of no run."""
     one = proc.process(pid)
-    return one is not None and one.ppid == os.getpid() and pid not in helpers
+    own = one is not None and one.ppid == os.getpid() and one.ticks >= since
+    return own and pid not in helpers and proc.mark(pid) is None
+
+
+def _ticks_now() -> int:
+    """Return the time as processes' starts are counted, rounded down."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")) - 1
+
+
+def _text(said: Any) -> str:
+    """Return what a warm process said, for people: bounded, without control characters."""
+    text = str(said)[:TEXT_MAX]
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _kill_session(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""The template: makes the imports that a script begins with, and forks a rank at each request.
+"""The warm process: makes the imports that a script begins with, and forks a rank at each request.
 
     loading --ready--> serving --request--> serving (a fork becomes a rank) --EOF, or stale--> gone
 
@@ -15,16 +15,18 @@ socket are JSON, one in a packet:
     forked                       -> {"pid"} | {"cold": why}
 
 On the socket that came with a request the rank says {"ready": true} or {"cold": why}, and with
-"other" that another template might do; it begins once it gets a byte there, and ends at its end.
+"other" that another warm process might do; it begins once it gets a byte there, or ends with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import importlib.util
 import json
 import os
+import signal
 import site
 import socket
 import sys
@@ -40,6 +42,7 @@ from skep_job.warm.late_imports import why_late_imports_differ
 from skep_job.warm.leading_imports import Import, UnreadableError, leading_imports
 from skep_job.warm.process_words import can_set_words
 
+PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES_MAX = 1024 * 1024
 DESCRIPTORS = 3
 TEXT_MAX = 500
@@ -48,7 +51,7 @@ TEXT_MAX = 500
 class Useless(Exception):  # noqa: N818 - an outcome
     """Ranks cannot, or need not, be forked here. The text says why.
 
-    Another template that makes the first `most` of the imports might do.
+    Another warm process that makes the first `most` of the imports might do.
     """
 
     def __init__(self, why: str, most: int = 0) -> None:
@@ -56,7 +59,7 @@ class Useless(Exception):  # noqa: N818 - an outcome
         self.most = most
 
 
-class Template:
+class WarmProcess:
     """What ranks are forked from."""
 
     def __init__(self, first: Mapping[str, Any]) -> None:
@@ -186,7 +189,7 @@ class Template:
 
 
 def serve(number: int) -> list[str]:
-    """Serve the runner on a socket; return in each rank that is forked, and never in the template.
+    """Serve the runner on a socket; return in each rank that is forked, and nowhere else.
 
     Args:
         number: The descriptor of the socket.
@@ -196,8 +199,10 @@ def serve(number: int) -> list[str]:
     """
     channel = socket.socket(fileno=number)
     channel.set_inheritable(False)
+    # Forks do not inherit that. The runner's end is seen on the socket too, but not while it loads.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        template = Template(json.loads(channel.recv(MESSAGE_BYTES_MAX)))
+        warm = WarmProcess(json.loads(channel.recv(MESSAGE_BYTES_MAX)))
     except Useless as why:
         _leave(channel, str(why), why.most)
     except Exception as error:
@@ -205,19 +210,19 @@ def serve(number: int) -> list[str]:
     # What is frozen is left alone by collections, so that ranks share its memory to their end.
     gc.collect()
     gc.freeze()
-    _tell(channel, {"ready": template.made, "late": template.late, "left": template.left})
+    _tell(channel, {"ready": warm.made, "late": warm.late, "left": warm.left})
     while True:
         packet, handed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, DESCRIPTORS)
         if not packet:
             os._exit(0)
-        why = template.why_stale()
+        why = warm.why_stale()
         if not why and threads() != 1:
             why = f"it has {threads()} threads"
         if why:
             _leave(channel, why)
         forked = _fork(channel)
         if not forked:
-            return rank.become(template, json.loads(packet), handed)
+            return rank.become(warm, json.loads(packet), handed)
         _tell(channel, forked)
         for each in handed:
             os.close(each)

@@ -1,4 +1,4 @@
-"""Runs that are forked from a template, beside the same runs executed."""
+"""Runs that are forked from a warm process, beside the same runs executed."""
 
 import json
 import os
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.adapters
 
 LIBRARIES = str(Path(__file__).parents[2] / "libs")
 SLOW = "import time; time.sleep(0.12)\n"
-"""What makes a module worth a template (`runner_templates.SECONDS_MIN`)."""
+"""What makes a module worth a warm process (`runner_warm.SECONDS_MIN`)."""
 
 PROBE = """
 import {first}
@@ -133,7 +133,7 @@ class Site:
         }
         program = str(self.folder / "bin" / "python")
         plan = self.node.plan(token, program, "-m", "skep_job", script, *more, env=variables)
-        warm = Warm(templates=2, bytes=2**31, idle_s=60, whose=("vc", owner))
+        warm = Warm(processes=2, bytes=2**31, idle_s=60, whose=("vc", owner), script=script)
         return msgspec.structs.replace(plan, warm=warm)
 
     async def run(self, script: str, *more: str, owner: str = "o", **env: str) -> Ended:
@@ -145,7 +145,7 @@ class Site:
         end = await self.node.end_of(plan.token)
         assert end.code is not None
         assert end.leftovers == 0
-        forked = f"run {plan.token} was forked from a template"
+        forked = f"run {plan.token} was forked from a warm process"
         said = [each.getMessage() for each in self._caplog.records]
         begins = f"run {plan.token} was executed, not forked: "
         why = [each.removeprefix(begins) for each in said if each.startswith(begins)]
@@ -155,11 +155,11 @@ class Site:
     def said(self) -> str:
         return (self.node.state / "runner.log").read_text()
 
-    async def template(self, count: int = 1) -> int:
-        """Return the pid of the template that became ready as the last of `count`."""
+    async def warm(self, count: int = 1) -> int:
+        """Return the pid of the warm process that became ready as the last of `count`."""
         await until(lambda: self.said().count("and 0 imports") >= count)
         line = [line for line in self.said().splitlines() if "and 0 imports" in line][count - 1]
-        return int(line.split()[1])
+        return int(line.split()[2])
 
     async def useless(self, why: str) -> None:
         await until(lambda: f"is of no use: {why}" in self.said())
@@ -184,9 +184,9 @@ def same(output: str, number: int) -> dict[str, Any]:
 async def test_a_forked_run_sees_what_an_executed_one_sees(site: Site) -> None:
     script = site.script(PROBE.format(first=site.module("slow")))
     executed = await site.run(script, "3", "é")
-    pid = await site.template()
+    pid = await site.warm()
     first, second = await site.run(script, "3", "é"), await site.run(script, "3", "é")
-    assert [executed.how, first.how, second.how] == ["there is no template for it yet", "", ""]
+    assert [executed.how, first.how, second.how] == ["there is no warm process for it yet", "", ""]
     assert [executed.code, first.code, second.code] == [3, 3, 3]
     seen = [same(each.log, i) for i, each in enumerate((executed, first, second), 1)]
     drawn = [each.pop("drawn") for each in seen]
@@ -242,7 +242,7 @@ async def test_a_forked_run_ends_as_an_executed_one(site: Site) -> None:
     assert {name: each.code for name, each in executed.items()} == {
         name: ENDS[name] for name in executed
     }
-    await site.template()
+    await site.warm()
     forked = {name: await site.run(train, way) for name, way in list(ways.items())[:3]}
     assert {name: (each.how, each.code) for name, each in forked.items()} == {
         name: ("", ENDS[name]) for name in executed
@@ -254,7 +254,7 @@ async def test_a_forked_run_ends_as_an_executed_one(site: Site) -> None:
 async def test_a_forked_run_starts_processes(site: Site) -> None:
     script = site.script(f"import {site.module('slow')}\n" + WAYS["spawn"])
     executed = await site.run(script)
-    await site.template()
+    await site.warm()
     forked = await site.run(script)
     assert (forked.how, forked.code) == ("", 6)
     assert forked.log == executed.log.replace("'1'", "'2'")
@@ -294,7 +294,7 @@ async def test_imports_before_a_bad_one_are_kept(site: Site) -> None:
     site.module("bad", "print('hello')")
     script = site.script(f"import {site.module('slow')}\nimport bad\n")
     await site.run(script)
-    await site.template()
+    await site.warm()
     assert "import of bad: it changes what was written" in site.said()
     forked = await site.run(script)
     assert (forked.how, forked.log) == ("", "hello\n")
@@ -305,9 +305,9 @@ async def test_what_may_differ_starts_cold(site: Site) -> None:
     slow = site.module("slow", SLOW + "import os; rank = os.environ.get('RANK')")
     script = site.script(f"import {slow}\nprint({slow}.rank)")
     await site.run(script)
-    await site.template()
+    await site.warm()
     assert (await site.run(script)).how == ""
-    cold = "there is no template for it yet"
+    cold = "there is no warm process for it yet"
     ranked = await site.run(script, RANK="2")
     assert (ranked.how, ranked.log) == (
         "an import looks at RANK, which differs between runs", "2\n"
@@ -325,26 +325,26 @@ async def test_what_may_differ_starts_cold(site: Site) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_changed_environment_ends_a_template(site: Site) -> None:
+async def test_a_changed_environment_ends_a_warm_process(site: Site) -> None:
     script = site.script(f"import {site.module('slow')}\nprint(getattr(slow, 'new', 0))")
     await site.run(script)
-    pid = await site.template()
+    pid = await site.warm()
     site.module("slow", SLOW + "new = 1")
     later = await site.run(script)
     assert later.log == "1\n"
     assert "has changed" in later.how
     await until(lambda: not os.path.exists(f"/proc/{pid}"))
-    await site.template(2)
+    await site.warm(2)
     assert (await site.run(script)).how == ""
 
 
 @pytest.mark.asyncio
-async def test_a_template_that_hangs_is_ended(site: Site) -> None:
+async def test_a_warm_process_that_hangs_is_ended(site: Site) -> None:
     script = site.script(f"import {site.module('slow')}\nprint('ran')")
     await site.run(script)
-    pid = await site.template()
+    pid = await site.warm()
     os.kill(pid, signal.SIGSTOP)
     again = await site.run(script)
     assert (again.code, again.log) == (0, "ran\n")
-    assert again.how == "its template has died, or was silent for too long"
+    assert again.how == "its warm process has died, or was silent for too long"
     await until(lambda: not os.path.exists(f"/proc/{pid}"))
