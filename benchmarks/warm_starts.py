@@ -5,8 +5,8 @@
 A cluster of one node for each of `cold` (every rank is executed) and `warm` (ranks are forked from
 a warm process), in turns. `first_batch_s`: from the submission over the gateway to the end of the
 first mini-batch, of one job at a time, after one that is not counted. `search_s`: a whole search,
-from its submission to its end, on the same cluster; its trials are some mini-batches long. In `ratio`
-cold is divided by warm. `warm_process_bytes` is what the warm process had in memory, shared with
+from its submission to its end, on the same cluster; its trials are some mini-batches long. `ratio`
+is cold divided by warm. `warm_process_bytes` is what the warm process had in memory, shared with
 what is forked from it. `same_losses`: whether all trials printed the same in both.
 """
 

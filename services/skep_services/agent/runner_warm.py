@@ -54,8 +54,9 @@ PREFIXES = ("SKEP_",)
 TOOLS = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PYTHONINSPECT", "PYTHONSTARTUP")
 """Variables that have something start with the interpreter, or go on after the script."""
 
-FORK_SECONDS_MAX = 1.0
-"""How long the start of a run may wait for a warm process: forking takes some 50 ms."""
+FORK_SECONDS_MAX = 3.0
+"""How long the start of a run may wait for a warm process: forking takes some 50 ms, and
+more on a machine that is far too busy. Other runs wait as long, and then it is ended."""
 IMPORT_SECONDS_MAX = 300.0
 """How long a warm process may load: PyTorch takes 30 s from a cold network disk."""
 REST_SECONDS = 300.0
@@ -81,6 +82,7 @@ IMPORTS_MAX = 16_384
 """More than all imports that are read of a script and recorded of a run."""
 SECONDS_MIN = 0.1
 """What the imports must take at least: below it a warm process saves nothing."""
+ENDED = "its warm process ended by itself"
 TEXT_MAX = 500
 MESSAGE_BYTES_MAX = 128 * 1024
 """Below what a packet may have by default; a larger run starts cold."""
@@ -211,7 +213,8 @@ class WarmProcesses:
         warm = self._all.pop(pid, None)
         if warm is not None:
             warm.channel.close()
-            self._rest(warm, "its warm process ended by itself")
+            self._rest(warm, ENDED)
+            _say(f"warm process {pid} for {warm.script} is of no use: {ENDED}")
 
     # --- one of them ------------------------------------------------------------------------------
 
@@ -347,20 +350,19 @@ class WarmProcesses:
                 return f"its warm process was ended: {_text(answer['useless'])}"
             if "cold" in answer:
                 return _text(answer["cold"])
+            said = _awaited(ours, until) if "pid" in answer else {}
+            if "cold" in said:  # That process ends by itself.
+                if said.get("other") is True and warm.script == plan["warm"]["script"]:
+                    self._drop(warm)  # The script has changed: another one is begun for it.
+                return _text(said["cold"])
             pid = answer.get("pid")
             if not isinstance(pid, int) or not _is_new(pid, since, self.helpers):
                 self._drop(warm)
                 return "its warm process has died, or was silent for too long"
-            self.helpers[pid] = True
-            said = _awaited(ours, until)
             if "ready" not in said or not self._let_begin(pid, ours, plan, mark):
-                if "cold" not in said:
-                    _kill_session(pid)
-                    return "the process that was forked for it did not get ready"
-                if said.get("other") is True and warm.script == plan["warm"]["script"]:
-                    self._drop(warm)  # The script has changed: another one is begun for it.
-                return _text(said["cold"])
-        del self.helpers[pid]
+                self.helpers[pid] = True
+                _kill_session(pid)
+                return "the process that was forked for it did not get ready"
         warm.used_at = time.monotonic()
         return pid
 
