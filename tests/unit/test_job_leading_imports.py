@@ -21,6 +21,7 @@ TEXTS = {
     "def f(a=g()): pass\nimport torch": [],
     "@wrap\ndef f(): pass\nimport torch": [],
     "class A: x = f()\nimport torch": [],
+    "class A(nn.Module):\n def f(self): g()\nimport torch": ["torch"],
     "try:\n import wandb\nexcept ImportError:\n wandb = None\nimport torch": ["wandb", "torch"],
     "try:\n f()\nexcept OSError: pass\nimport torch": [],
     "import typing\nif typing.TYPE_CHECKING:\n import pandas\nimport torch": ["torch"],

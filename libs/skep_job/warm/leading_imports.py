@@ -168,7 +168,7 @@ def _is_plain_or_import(statement: ast.stmt) -> bool:
 
 
 def _is_plain(statement: ast.stmt) -> bool:
-    """Return whether a statement gives names values, and does nothing else."""
+    """Return whether a statement gives names values, functions or classes, and does no more."""
     match statement:
         case ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
@@ -188,5 +188,5 @@ def _is_plain(statement: ast.stmt) -> bool:
 
 def _is_data(value: ast.expr) -> bool:
     data = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.expr_context)
-    signed = (ast.UnaryOp, ast.unaryop)
-    return all(isinstance(each, (*data, *signed)) for each in ast.walk(value))
+    parts = (ast.UnaryOp, ast.unaryop, ast.Attribute)
+    return all(isinstance(each, (*data, *parts)) for each in ast.walk(value))
