@@ -176,6 +176,8 @@ def _is_plain(statement: ast.stmt) -> bool:
             return all(isinstance(each, ast.Name) for each in targets) and _is_data(value)
         case ast.AnnAssign(target=ast.Name(), value=value):
             return value is None or _is_data(value)
+        case ast.ClassDef(decorator_list=[], keywords=[], bases=bases, body=body):
+            return all(_is_data(each) for each in bases) and all(_is_plain(each) for each in body)
         case (
             ast.FunctionDef(decorator_list=[], args=args)
             | ast.AsyncFunctionDef(decorator_list=[], args=args)
