@@ -108,6 +108,7 @@ class Site:
         (self.folder / "pyvenv.cfg").write_text(f"home = {real.parent}\n")
         (self.folder / "bin").mkdir()
         (self.folder / "bin" / "python").symlink_to(real)
+        self.program = str(self.folder / "bin" / "python")
         (node.folder / "job").mkdir()
         self.runtime: NodeRuntime | None = None
         self.count = 0
@@ -132,8 +133,7 @@ class Site:
             "SKEP_RANK": str(self.count),
             **env,
         }
-        program = str(self.folder / "bin" / "python")
-        plan = self.node.plan(token, program, "-m", "skep_job", script, *more, env=variables)
+        plan = self.node.plan(token, self.program, "-m", "skep_job", script, *more, env=variables)
         warm = Warm(processes=2, bytes=2**31, idle_s=60, whose=("vc", owner), script=script)
         return msgspec.structs.replace(plan, warm=warm)
 
@@ -349,3 +349,31 @@ async def test_a_warm_process_that_hangs_is_ended(site: Site) -> None:
     assert (again.code, again.log) == (0, "ran\n")
     assert again.how == "its warm process has died, or was silent for too long"
     await until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+TORCH = """
+import torch
+
+print(torch.initial_seed())
+model = torch.nn.Linear(2, 2)
+torch.manual_seed(3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = model(torch.rand(4, 2)).sum()
+loss.backward()
+optimizer.step()
+torch.manual_seed(4)
+print(torch.rand(4).tolist(), torch.get_num_threads())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+async def test_pytorch_draws_its_seed_in_each_fork(site: Site) -> None:
+    site.program = sys.executable  # PyTorch is installed there.
+    script = site.script(TORCH)
+    runs = [await site.run(script)]
+    await until(lambda: " imports, " in site.said())
+    runs += [await site.run(script), await site.run(script)]
+    assert [each.how for each in runs[1:]] == ["", ""]
+    assert len({each.log.splitlines()[0] for each in runs}) == 3
+    assert len({each.log.splitlines()[1] for each in runs}) == 1

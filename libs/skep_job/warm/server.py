@@ -100,6 +100,9 @@ class WarmProcess:
         if seconds < first["seconds_min"]:
             message = f"what can be imported before it takes {seconds:.2f} s only"
             raise Useless(f"{message}; {self.left}" if self.left else message)
+        if "torch" in sys.modules and _seed_in_fork() == _seed_in_fork():
+            message = "an import draws or sets PyTorch's seed, which all forks would have"
+            raise Useless(message)
         self.files = _signs(self._sources())
 
     def why_stale(self) -> str:
@@ -254,6 +257,22 @@ def _fork(channel: socket.socket) -> dict[str, Any]:
     os.close(reads)
     os.waitpid(between, 0)  # From here on the fork is the runner's child.
     return {"pid": int(text)} if text else {"cold": "no process could be forked"}
+
+
+def _seed_in_fork() -> bytes:
+    """Return PyTorch's seed in a fork: it draws one when it is first asked for it."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writes, str(sys.modules["torch"].initial_seed()).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    seed = os.read(reads, 64)
+    os.close(reads)
+    os.waitpid(pid, 0)
+    return seed
 
 
 def _fit() -> None:
