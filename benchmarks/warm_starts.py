@@ -109,14 +109,23 @@ class Bench:
         return "".join(found)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--trials", type=int, default=60)
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=1)
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
     """Measure pairs of clusters, and compare them."""
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    for pair in range(options.pairs):
+    for pair in range(given.pairs):
         for warm in (False, True) if pair % 2 == 0 else (True, False):
             say(f"pair {pair + 1}: {'warm' if warm else 'cold'}")
             with tempfile.TemporaryDirectory() as folder:
-                found[warm].append(Bench(Path(folder), options, warm=warm).figures())
+                found[warm].append(Bench(Path(folder), given, warm=warm).figures())
     firsts = {warm: [s for one in found[warm] for s in one["first_batch_s"]] for warm in found}
     searches = {warm: [one["search_s"] for one in found[warm]] for warm in found}
     medians = {warm: statistics.median(firsts[warm]) for warm in found}
@@ -138,18 +147,3 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         },
         "same_losses": len({tuple(one["losses"]) for warm in found for one in found[warm]}) == 1,
     }
-
-
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Run the benchmark; return its figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--trials", type=int, default=60)
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=1)
-    return measure(parser.parse_args(arguments))
-
-
-if __name__ == "__main__":
-    print(json.dumps(main()))

@@ -22,10 +22,11 @@ def main() -> None:
     inputs = torch.randn(64, 8)
     targets = inputs.sum(1, keepdim=True)
     run = skep_job.init()
+    loss = torch.zeros(())
     for step in range(steps):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         run.report(loss=loss.item())
         run.step()

@@ -112,6 +112,7 @@ class Site:
         (node.folder / "job").mkdir()
         self.runtime: NodeRuntime | None = None
         self.count = 0
+        self.wait_s = 60
 
     def module(self, name: str, text: str = SLOW) -> str:
         (self.packages / f"{name}.py").write_text(text)
@@ -134,7 +135,14 @@ class Site:
             **env,
         }
         plan = self.node.plan(token, self.program, "-m", "skep_job", script, *more, env=variables)
-        warm = Warm(processes=2, bytes=2**31, idle_s=60, whose=("vc", owner), script=script)
+        warm = Warm(
+            processes=2,
+            bytes=2**31,
+            idle_s=60,
+            whose=("vc", owner),
+            script=script,
+            wait_s=self.wait_s,
+        )
         return msgspec.structs.replace(plan, warm=warm)
 
     async def run(self, script: str, *more: str, owner: str = "o", **env: str) -> Ended:
@@ -345,6 +353,7 @@ async def test_a_warm_process_that_hangs_is_ended(site: Site) -> None:
     await site.run(script)
     pid = await site.warm()
     os.kill(pid, signal.SIGSTOP)
+    site.wait_s = 1
     again = await site.run(script)
     assert (again.code, again.log) == (0, "ran\n")
     assert again.how == "its warm process has died, or was silent for too long"
@@ -371,9 +380,9 @@ print(torch.rand(4).tolist(), torch.get_num_threads())
 async def test_pytorch_draws_its_seed_in_each_fork(site: Site) -> None:
     site.program = sys.executable  # PyTorch is installed there.
     script = site.script(TORCH)
-    runs = [await site.run(script)]
+    runs = [await site.run(script, OMP_NUM_THREADS="1")]
     await until(lambda: " imports, " in site.said())
-    runs += [await site.run(script), await site.run(script)]
+    runs += [await site.run(script, OMP_NUM_THREADS="1") for _ in range(2)]
     assert [each.how for each in runs[1:]] == ["", ""]
     assert len({each.log.splitlines()[0] for each in runs}) == 3
     assert len({each.log.splitlines()[1] for each in runs}) == 1

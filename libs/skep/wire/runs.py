@@ -15,7 +15,8 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True):
 
     At most so many `processes` are on the node, each of so many `bytes`, and each for `idle_s`
     seconds after it was of use. A warm process is never of use to another VC or owner (`whose`).
-    `script` names the same script in all runs of it, wherever its folder is.
+    `script` names the same script in all runs of it, wherever its folder is. A start waits for
+    `wait_s` seconds at most.
     """
 
     processes: int
@@ -23,6 +24,7 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: int
     whose: tuple[str, str] = ("", "")
     script: str = ""
+    wait_s: int = 3
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,7 +104,8 @@ class Watch:
 
 
 def _data() -> Mapping[bytes, bytes]:
-    return os.environ._data
+    found: Mapping[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    return found
 
 
 def _may_ask_folder(frame: FrameType | None) -> bool:

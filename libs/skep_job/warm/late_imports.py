@@ -92,7 +92,8 @@ def _only_reads(node: ast.AST, above: dict[int, ast.AST], may_set: Callable[[str
             return True
         case ast.Call(func=ast.Name(id="dict")):
             return True
-    return False
+        case _:
+            return False
 
 
 def _may(key: ast.expr, may_set: Callable[[str], bool]) -> bool:

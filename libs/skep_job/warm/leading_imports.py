@@ -160,7 +160,8 @@ def _is_main(test: ast.expr) -> bool:
             comparators=[ast.Constant(value="__main__")],
         ):
             return True
-    return False
+        case _:
+            return False
 
 
 def _is_plain_or_import(statement: ast.stmt) -> bool:
@@ -185,7 +186,8 @@ def _is_plain(statement: ast.stmt) -> bool:
             given = [each for each in (*args.defaults, *args.kw_defaults) if each]
             called = any(isinstance(each, ast.Call) for each in ast.walk(args))
             return not called and all(_is_data(each) for each in given)
-    return False
+        case _:
+            return False
 
 
 def _is_data(value: ast.expr) -> bool:

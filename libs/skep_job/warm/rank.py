@@ -11,14 +11,11 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from skep_job.warm.late_imports import why_late_imports_differ
-from skep_job.warm.leading_imports import UnreadableError, leading_imports
+from skep_job.warm.leading_imports import Import, UnreadableError, leading_imports
 from skep_job.warm.process_words import set_words
-
-if TYPE_CHECKING:
-    from skep_job.warm.server import WarmProcess
 
 SCRIPT_AT = 3
 """Where the script is in `python -m skep_job SCRIPT ...`."""
@@ -33,7 +30,22 @@ class Cold(Exception):  # noqa: N818 - an outcome
         self.other = other
 
 
-def become(warm: WarmProcess, request: Mapping[str, Any], handed: list[int]) -> list[str]:
+class Forked(Protocol):
+    """What a rank has to know of the process that it is forked from (`server.WarmProcess`)."""
+
+    folder: str
+    changed: dict[str, str | None]
+    made: list[Import]
+    late: int
+    looked_at: tuple[str, ...]
+    draws_seed: bool
+
+    def may_set(self, name: str) -> bool:
+        """Return whether a script may set a variable: no import has looked at it."""
+        ...
+
+
+def become(warm: Forked, request: Mapping[str, Any], handed: list[int]) -> list[str]:
     """Become the process of a run, or end.
 
     Args:
@@ -62,11 +74,13 @@ def become(warm: WarmProcess, request: Mapping[str, Any], handed: list[int]) -> 
     control.close()
     _set_environment(request["env"], warm.changed)
     _set_right()
+    if warm.draws_seed:
+        sys.modules["torch"].default_generator.seed()
     sys.orig_argv[:] = request["argv"]
     return list(request["argv"][SCRIPT_AT:])
 
 
-def _prepare(warm: WarmProcess, request: Mapping[str, Any], handed: list[int]) -> None:
+def _prepare(warm: Forked, request: Mapping[str, Any], handed: list[int]) -> None:
     """Do all that may fail.
 
     Raises:
@@ -96,7 +110,7 @@ def _prepare(warm: WarmProcess, request: Mapping[str, Any], handed: list[int]) -
     set_words(request["argv"], env)
 
 
-def _fits(warm: WarmProcess, script: str) -> None:
+def _fits(warm: Forked, script: str) -> None:
     """See whether a script begins with the imports that were made, and they are its own.
 
     Raises:
@@ -147,7 +161,7 @@ def _set_right() -> None:
     if "multiprocessing.process" in sys.modules:
         from multiprocessing import process
 
-        process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
+        process.ORIGINAL_DIR = os.path.abspath(os.getcwd())  # type: ignore[attr-defined]
         process.current_process().authkey = os.urandom(32)
     config = sys.modules.get("torch._dynamo.config")
     if config is not None:

@@ -43,6 +43,8 @@ from skep_job.warm.leading_imports import Import, UnreadableError, leading_impor
 from skep_job.warm.process_words import can_set_words
 
 PR_SET_PDEATHSIG = 1
+CHOSEN_SEED_MAX = 2**32
+"""A seed of 64 bits that was drawn is above it; one that an import has set is not."""
 MESSAGE_BYTES_MAX = 1024 * 1024
 DESCRIPTORS = 3
 TEXT_MAX = 500
@@ -100,9 +102,7 @@ class WarmProcess:
         if seconds < first["seconds_min"]:
             message = f"what can be imported before it takes {seconds:.2f} s only"
             raise Useless(f"{message}; {self.left}" if self.left else message)
-        if "torch" in sys.modules and _seed_in_fork() == _seed_in_fork():
-            message = "an import draws or sets PyTorch's seed, which all forks would have"
-            raise Useless(message)
+        self.draws_seed = "torch" in sys.modules and _draws_seed()
         self.files = _signs(self._sources())
 
     def why_stale(self) -> str:
@@ -218,11 +218,11 @@ def serve(number: int) -> list[str]:
         packet, handed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, DESCRIPTORS)
         if not packet:
             os._exit(0)
-        why = warm.why_stale()
-        if not why and threads() != 1:
-            why = f"it has {threads()} threads"
-        if why:
-            _leave(channel, why)
+        trouble = warm.why_stale()
+        if not trouble and threads() != 1:
+            trouble = f"it has {threads()} threads"
+        if trouble:
+            _leave(channel, trouble)
         forked = _fork(channel)
         if not forked:
             return rank.become(warm, json.loads(packet), handed)
@@ -259,20 +259,19 @@ def _fork(channel: socket.socket) -> dict[str, Any]:
     return {"pid": int(text)} if text else {"cold": "no process could be forked"}
 
 
-def _seed_in_fork() -> bytes:
-    """Return PyTorch's seed in a fork: it draws one when it is first asked for it."""
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writes, str(sys.modules["torch"].initial_seed()).encode())
-        finally:
-            os._exit(0)
-    os.close(writes)
-    seed = os.read(reads, 64)
-    os.close(reads)
-    os.waitpid(pid, 0)
-    return seed
+def _draws_seed() -> bool:
+    """Return whether PyTorch has drawn a seed for itself, as it does when it is imported.
+
+    Raises:
+        Useless: Random numbers have been drawn, which all forks would share.
+    """
+    generator = sys.modules["torch"].default_generator
+    seed, state = generator.initial_seed(), generator.get_state().tolist()
+    generator.manual_seed(seed)
+    if generator.get_state().tolist() != state:
+        message = "an import draws random numbers of PyTorch"
+        raise Useless(message)
+    return bool(seed > CHOSEN_SEED_MAX)
 
 
 def _fit() -> None:

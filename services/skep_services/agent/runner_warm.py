@@ -5,7 +5,7 @@
 
 A warm process is of one owner in one VC, one interpreter and one environment: the variables, except
 those that differ between runs (PER_RUN), which it never sees. It is asked for a rank while the
-run's start waits, FORK_SECONDS_MAX at most. Whatever it answers, or does not, the run starts: what
+run's start waits, and other runs with it: some 50 ms, `wait_s` at most. Whatever it answers, or does not, the run starts: what
 cannot be forked is executed, and the reason is told. See `skep_job.warm`, its other half.
 
 A rank that is forked is a child of the runner, like one that is executed. The runner sees to that
@@ -54,9 +54,6 @@ PREFIXES = ("SKEP_",)
 TOOLS = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PYTHONINSPECT", "PYTHONSTARTUP")
 """Variables that have something start with the interpreter, or go on after the script."""
 
-FORK_SECONDS_MAX = 3.0
-"""How long the start of a run may wait for a warm process: forking takes some 50 ms, and
-more on a machine that is far too busy. Other runs wait as long, and then it is ended."""
 IMPORT_SECONDS_MAX = 300.0
 """How long a warm process may load: PyTorch takes 30 s from a cold network disk."""
 REST_SECONDS = 300.0
@@ -330,7 +327,7 @@ class WarmProcesses:
         self, warm: WarmProcess, plan: Mapping[str, Any], mark: int, ends: Sequence[int]
     ) -> int | str:
         """Have a warm process fork a rank; return its pid, or why there is none."""
-        until, since = time.monotonic() + FORK_SECONDS_MAX, _ticks_now()
+        until, since = time.monotonic() + plan["warm"]["wait_s"], _ticks_now()
         request = {name: plan[name] for name in ("argv", "env", "workdir")}
         text = json.dumps(request).encode()
         if len(text) > MESSAGE_BYTES_MAX:
@@ -405,7 +402,8 @@ def is_per_run(name: str) -> bool:
 
 def script_of(plan: Mapping[str, Any]) -> str:
     """Return the path of the script of a run."""
-    return os.path.normpath(os.path.join(plan["workdir"], plan["argv"][SCRIPT_AT]))
+    path: str = os.path.join(plan["workdir"], plan["argv"][SCRIPT_AT])
+    return os.path.normpath(path)
 
 
 def key_of(plan: Mapping[str, Any]) -> str:
