@@ -59,7 +59,7 @@ class Bench:
 
     def first_batch(self, rate: str) -> float:
         """Return how long a job took to its first mini-batch; waits for its end."""
-        spec = {"name": "one", "vc": "lab", "gpus": 1, **self._job(rate)}
+        spec = {"name": "one", "vc": "lab", **self._job(rate)}
         began = time.time()
         reply = self.cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode())
         assert reply.status in {201, 202}, reply
@@ -78,7 +78,7 @@ class Bench:
             "space": {"rate": {"log": [0.001, 0.01]}},
             "budget": {"trials": self.options.trials},
             "parallel": self.options.slots,
-            "exclusive": self.options.slots,
+            "exclusive": self.options.slots - 1,
             "steps": self.options.steps,
         }
         began = time.time()

@@ -5,8 +5,9 @@
 
 A warm process is of one owner in one VC, one interpreter and one environment: the variables, except
 those that differ between runs (PER_RUN), which it never sees. It is asked for a rank while the
-run's start waits, and other runs with it: some 50 ms, `wait_s` at most. Whatever it answers, or does not, the run starts: what
-cannot be forked is executed, and the reason is told. See `skep_job.warm`, its other half.
+run's start waits, and other runs with it: some 50 ms, `wait_s` at most. Whatever it answers, or
+does not, the run starts: what cannot be forked is executed, and the reason is reported. See
+`skep_job.warm`, its other half.
 
 A rank that is forked is a child of the runner, like one that is executed. The runner sees to that
 before it lets the rank begin, and gives it its mark and its processors. Standard library only.
