@@ -57,7 +57,7 @@ seen = {{
     "loader": [type(main.__loader__).__name__, main.__loader__.path],
     "arguments": [sys.argv, sys.orig_argv, sys.path, sys.executable, str(sys.flags)],
     "signals": {{str(each): str(signal.getsignal(each)) for each in signal.valid_signals()}},
-    "status": of_status("SigP", "SigB", "SigI", "SigC", "Shd", "Umask", "Threads", "Cap", "NoNewPrivs"),
+    "status": of_status("SigB", "SigI", "SigC", "Umask", "Threads", "Cap", "NoNewPrivs"),
     "limits": limits(),
     "processors": [sorted(os.sched_getaffinity(0)), os.nice(0), os.sched_getscheduler(0)],
     "folder": os.getcwd(),
