@@ -12,8 +12,9 @@ import pytest
 from skep.machines.agent import PublishEvent, StartRank, SweepDevices, TellRank
 from skep.wire import talk
 from skep.wire.node import MemberExited, Outcome
+from skep.wire.runs import Warm
 from skep_services.adapters.devices import CpuSlots, DeviceProcess, DeviceState
-from skep_services.agent import calls, checkpoints, memory, mps
+from skep_services.agent import calls, checkpoints, memory, mps, warm
 from skep_services.agent.checkpoints import Checkpoints, checkpoints_dir
 from skep_services.agent.environment import run_plan
 from skep_services.agent.sweep import leaks
@@ -222,3 +223,43 @@ async def test_devices_are_swept_after_a_job(
             await task
     assert "after j1 attempt 1: process" in caplog.text
     await hands.calls.close()
+
+
+def test_an_operator_says_how_many_warm_processes_there_are(tmp_path: Path) -> None:
+    assert warm.bounds({}) is None
+    assert warm.bounds({"SKEP_WARM_PROCESSES": "0"}) is None
+    found = warm.bounds({"SKEP_WARM_PROCESSES": "3", "SKEP_WARM_IDLE_S": "9"})
+    assert found == Warm(processes=3, bytes=warm.BYTES_DEFAULT, idle_s=9)
+    for name, text in (
+        ("SKEP_WARM_PROCESSES", "many"),
+        ("SKEP_WARM_PROCESSES", "65"),
+        ("SKEP_WARM_BYTES", "0"),
+        ("SKEP_WARM_IDLE_S", "-1"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{name} is .*: it must be a whole number"):
+            warm.bounds({name: text})
+
+
+def test_only_scripts_without_secrets_are_forked(tmp_path: Path) -> None:
+    argv = ("@python", "-m", "skep_job", "train.py")
+    settings = {"SKEP_WARM_PROCESSES": "1"}
+
+    def asked(accounts: bool = False, **more: Any) -> Warm | None:
+        command = bind(**{"argv": argv, "workdir": "/w", "vc": "lab", "owner": "ada", **more})
+        start = StartRank("j1.1.0", command, command.ranks[0])
+        return run_plan(start, tmp_path, CpuSlots(1, "cpu"), settings, accounts=accounts).warm
+
+    found = asked()
+    assert found is not None
+    assert (found.whose, found.script) == (("lab", "ada"), "/w/train.py")
+    assert asked(accounts=True) is None
+    for more in (
+        {"env": {"SKEP_WARM": "0"}},
+        {"secrets": {"TOKEN": "token"}},
+        {"image": "python:3"},
+        {"argv": ("python", "train.py")},
+        {"argv": ("@python", "-m", "skep_job.ps.launch", "train.py")},
+    ):
+        assert asked(**more) is None, more
+    settings.clear()
+    assert asked() is None, "without a word of the operator there is none"

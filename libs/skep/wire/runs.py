@@ -10,6 +10,23 @@ from skep.units import Instant
 from skep.wire.volumes import Mount
 
 
+class Warm(msgspec.Struct, frozen=True, kw_only=True):
+    """A run may be forked from a process that has made its script's imports (a warm process).
+
+    At most so many `processes` are on the node, each of so many `bytes`, and each for `idle_s`
+    seconds after it was of use. A warm process is never of use to another VC or owner (`whose`).
+    `script` names the same script in all runs of it, wherever its folder is. A start waits for
+    `wait_s` seconds at most.
+    """
+
+    processes: int
+    bytes: int
+    idle_s: int
+    whose: tuple[str, str] = ("", "")
+    script: str = ""
+    wait_s: int = 3
+
+
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One process tree to start on this node.
 
@@ -29,7 +46,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     of an account, in its memory; each is the content of one, whose path is in the variable. With
     `fresh`, what is in its log already is of another run of this token, before a restore. `work` is
     the attempt's own folder, if it has one: a launcher makes the folder around it. `mounts` are the
-    volumes that it gets: a launcher takes their paths from its own policy.
+    volumes that it gets: a launcher takes their paths from its own policy. Without `warm` it is
+    executed.
     """
 
     token: str
@@ -54,6 +72,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False
     work: str = ""
     mounts: tuple[Mount, ...] = ()
+    warm: Warm | None = None
 
 
 class RunStarted(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from skep_job.state import random_state, snapshot, transfer
 from skep_job.state.checkpoint_file import Stored, Unreadable, read_tensors
 from skep_job.state.checkpoint_folder import KEEP, Checkpoints, Entry, Superseded
 from skep_job.state.snapshot import Snapshot
+from skep_job.warm import recording
 
 if TYPE_CHECKING:
     from skep_job.cooperate.run import Run
@@ -120,6 +121,7 @@ class Cooperation:
         if self._elastic is not None:
             self._elastic.regroup(self._together.leave, self._together.begin)
         control.say("can", tier="cooperative", can=self._can(run))
+        recording.record()
         self._catch_sigterm()
         place: dict[str, Any] | None
         if self._elastic is not None and self._elastic.joins():

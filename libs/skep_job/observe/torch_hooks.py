@@ -13,6 +13,7 @@ from skep_job.link.orders import Control
 from skep_job.observe.fingerprint import Fingerprint
 from skep_job.observe.import_watcher import ImportWatcher
 from skep_job.observe.step_counter import BACKWARDS_MIN, Tally, after_step
+from skep_job.warm import recording
 
 OPTIMIZERS = "torch.optim.optimizer"
 LOADERS = "torch.utils.data.dataloader"
@@ -132,6 +133,7 @@ class TorchHooks:
         try:
             resumed = {"resumed": self._resumed} if self._resumed else {}
             self._control.say("can", tier="observed", can=self.can(), **resumed)
+            recording.record()
         except Exception as error:
             self._tally.fail("looking at what can be done", error)
 

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep.units import Instant
 from skep_services.adapters import process_session
 from skep_services.adapters.ends import Ends
@@ -128,6 +130,10 @@ class ProcessRuntime:
         if "not_started" in answer:
             at_node = answer.get("fault") == "node"
             return RunNotStarted(plan.token, answer["not_started"], of_node=at_node)
+        if "warm" in answer:
+            log.info("run %s was forked from a warm process", plan.token)
+        elif "cold" in answer:
+            log.info("run %s was executed, not forked: %s", plan.token, answer["cold"])
         return _started(answer["started"])
 
     def _asked(self, plan: RunPlan) -> dict[str, Any]:
@@ -142,6 +148,7 @@ class ProcessRuntime:
             "script": plan.script,
             # Launchers of before know no such key: it is said where it is needed.
             **({"fresh": True} if plan.fresh else {}),
+            **({"warm": msgspec.to_builtins(plan.warm)} if plan.warm else {}),
         }
 
     async def stop(self, token: str, grace_s: float) -> None:

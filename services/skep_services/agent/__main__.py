@@ -27,7 +27,7 @@ from skep_services.adapters.launcher_runtime import find as find_launcher
 from skep_services.adapters.node_runtimes import NodeRuntimes
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
-from skep_services.agent import old_logs
+from skep_services.agent import old_logs, warm
 from skep_services.agent.caches import Caches
 from skep_services.agent.calls import AgentCalls
 from skep_services.agent.checkpoints import checkpoints_dir
@@ -184,6 +184,7 @@ async def main(chosen: Settings, log: Any) -> None:
     except DeviceError as error:
         raise ConfigurationError(str(error)) from error
     log_days = old_logs.days_kept(chosen.environment)
+    warm.bounds(chosen.environment)
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     launcher = await _launcher(chosen, log)
     shown = launcher.folder if launcher else chosen.state

@@ -23,6 +23,7 @@ from skep_services.agent.memory import host_budget
 from skep_services.agent.proc import RUN_VARIABLE
 from skep_services.agent.resuming import Folders, before
 from skep_services.agent.runner_log import LOG_BYTES_MIN
+from skep_services.agent.warm import warm_of
 from skep_services.service import ConfigurationError
 
 LOG_BYTES_MAX = 64 * 1024 * 1024
@@ -202,6 +203,7 @@ def run_plan(
         # Restored since its first epoch: whenever that was, ids came again.
         fresh=not command.joins and is_restored(command.epoch, 1),
         work=work,
+        warm=warm_of(command, inherited, accounts=accounts),
     )
 
 

@@ -140,6 +140,15 @@ def command_line(pid: int) -> str:
     return shown[:COMMAND_CHARS_MAX]
 
 
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process has in use (bytes); 0 where it cannot be read."""
+    try:
+        fields = _read(f"/proc/{pid}/statm").split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def environ(pid: int) -> dict[bytes, bytes]:
     """Return the environment a process was executed with, empty where it cannot be read.
 

@@ -14,6 +14,7 @@ from skep_services.agent.runner_ends import Ends
 from skep_services.agent.runner_launch import NotStarted, launch, script_trouble
 from skep_services.agent.runner_log import RunLog
 from skep_services.agent.runner_record import Known
+from skep_services.agent.runner_warm import WarmProcesses, recorded
 
 
 class Enclosure:
@@ -26,6 +27,21 @@ class Enclosure:
         """Have no helper yet."""
         self.helpers: dict[int, bool] = {}
         """Children of this process that are of no run; the holder of the runs shares it."""
+        self.how: dict[str, str] = {}
+        """How the last run was started that might have been forked from a warm process."""
+        self._warm = WarmProcesses()
+
+    def tick(self, at: float) -> None:
+        """Do what is due at a time (monotonic seconds)."""
+        self._warm.tick(at)
+
+    def wake_at(self) -> float:
+        """Return when `tick` is due (monotonic seconds), infinite if never."""
+        return self._warm.wake_at()
+
+    def helper_ended(self, pid: int) -> None:
+        """Take note that a child has ended that is of no run."""
+        self._warm.ended(pid)
 
     def new_mark(self) -> int:
         """Return the number that the processes of the next run carry."""
@@ -69,11 +85,22 @@ class Enclosure:
         Returns:
             The pid, or what was wrong.
         """
+        self.how = {}
         trouble = script_trouble(plan["script"], plan["workdir"])
         if trouble is not None:
             return NotStarted(trouble)
+        self._warm.helpers = self.helpers
+        plan = recorded(plan)
+        forked = self._warm.fork(plan, known.mark, stdin, output)
+        if isinstance(forked, int):
+            self.how = {"warm": "yes"}
+            return forked
         with proc.marked(known.mark):
-            return launch(plan["argv"], plan["env"], plan["workdir"], stdin, output)
+            outcome = launch(plan["argv"], plan["env"], plan["workdir"], stdin, output)
+        if forked and not isinstance(outcome, NotStarted):
+            self.how = {"cold": forked}
+            self._warm.executed(plan, outcome)
+        return outcome
 
     def enter(self, plan: Mapping[str, Any], known: Known, ends: Ends) -> int | NotStarted:
         """Execute another process in a living run, as `launch` executes the first one.

@@ -155,7 +155,8 @@ class Holder:
 
         Returns:
             The answer to the client: what was `started`, or in words why it is `not_started`, and
-            whose `fault` that is if it is the node's.
+            whose `fault` that is if it is the node's. Of a run that might have started from a
+            warm process it says whether it did: `warm`, or why not: `cold`.
         """
         token = plan["token"]
         known = self._record.runs.get(token)
@@ -195,7 +196,7 @@ class Holder:
         run.log = log
         run.kept = {"env": plan["env"], "workdir": plan["workdir"]}
         self._note(self._record.started, known, outcome, ticks, time.time_ns())
-        return {"started": _started(known)}
+        return {"started": _started(known), **self.enclosure.how}
 
     def enter(self, request: Mapping[str, Any], asked: object) -> tuple[int, Ends] | NotStarted:
         """Start a command of a person in a run; see `runner_sessions`.
@@ -344,6 +345,7 @@ class Holder:
             run = self._mains.pop(pid, None)
             self.sessions.reaped(pid, status)
             if self.helpers.pop(pid, False):
+                self.enclosure.helper_ended(pid)
                 continue
             if run is None:
                 self._orphans.pop(pid, None)
@@ -373,11 +375,12 @@ class Holder:
         if self._strays_due:
             return DUE
         looks = min((run.look_at for run in self.live.values()), default=math.inf)
-        return min(looks, self._logs_at) if self.live else math.inf
+        return min(looks, self._logs_at if self.live else math.inf, self.enclosure.wake_at())
 
     def tick(self) -> None:
         """Do what is due."""
         at = time.monotonic()
+        self.enclosure.tick(at)
         for run in [run for run in self.live.values() if run.look_at <= at]:
             self._look(run, at)
         if self._strays_due:

@@ -62,7 +62,7 @@ def launch(
     Returns:
         The pid, or what was wrong.
     """
-    kept = _keep_on(env.get("SKEP_CPUS", ""))
+    kept = keep_on(env.get("SKEP_CPUS", ""))
     try:
         process = subprocess.Popen(
             argv,
@@ -96,7 +96,7 @@ def take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _keep_on(cpus: str) -> set[int]:
+def keep_on(cpus: str) -> set[int]:
     """Keep this thread, and what it starts next, on some processors; return where it was.
 
     Before and not after the start, so that no process of the run is ever elsewhere.

@@ -35,6 +35,7 @@ NOT_PASSED_ON = (
     "SKEP_RANK",
     "SKEP_WORLD",
     "SKEP_SOCK",
+    "SKEP_IMPORTS",
     "SKEP_DEVICES",
     "SKEP_NODE_STATE",
 )
