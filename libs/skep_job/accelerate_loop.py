@@ -73,7 +73,8 @@ def _follow(loader: Any, run: Run, accelerator: Any) -> None:
     def iterate(self: Any) -> Iterator[Any]:
         trains = not accelerator._models or accelerator._models[0].training
         if run.in_batches or not trains:
-            return kind.__iter__(self)
+            made: Iterator[Any] = kind.__iter__(self)
+            return made
         return iter(run.batches(self))
 
     loader.__class__ = type(kind.__name__, (kind,), {"__iter__": iterate})

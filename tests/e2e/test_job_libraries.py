@@ -67,6 +67,8 @@ def test_a_library_is_moved_amid_an_epoch(library: str, module: str, tmp_path: P
             assert successor.answer("loaded", step=step)["bytes"] > 0
             successor.tell(type="resume", order=3)
             assert successor.finish()[0] == 0
+            source.process.kill()
+            source.finish()
             said = [line for line in source.trained() if line.startswith("loss")]
     said += [line for line in successor.trained() if line.startswith(("loss", "end"))]
     with job([library], None, SCRIPT, names) as alone:

@@ -231,7 +231,7 @@ def outside(example: Example, python: str) -> str:
     own |= {**environment(example, python), "PYTHONPATH": libs}
     ranks = []
     for rank in range(example.workers):
-        more = {}
+        more: dict[str, object] = {}
         if example.workers > 1:
             more = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": example.workers}
             more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29517}

@@ -160,7 +160,7 @@ class LibraryRun(Run):
 
 def _size(model: Any) -> int:
     """Return about how many bytes a checkpoint of a module has, with two moments of gradients."""
-    return 4 * sum(each.numel() * each.element_size() for each in model.parameters())
+    return 4 * sum(int(each.numel() * each.element_size()) for each in model.parameters())
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-STEP_S = 0.15
+STEP_S = 0.4
 
 
 def wait(*_: Any) -> None:

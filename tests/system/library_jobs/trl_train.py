@@ -103,9 +103,8 @@ def main() -> None:
         )
     elif name == "dpo":
         args = trl.DPOConfig(**options(max_length=32))
-        trainer = trl.DPOTrainer(
-            GPT2LMHeadModel(config()), args=args, train_dataset=pairs(240), **common
-        )
+        model, reference = GPT2LMHeadModel(config()), GPT2LMHeadModel(config())
+        trainer = trl.DPOTrainer(model, reference, args, train_dataset=pairs(240), **common)
     elif name == "reward":
         model = GPT2ForSequenceClassification(config())
         model.score = torch.nn.Linear(32, 1, bias=False)
