@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -65,24 +65,33 @@ class Recorder:
             self.notices.append(text)
 
 
-Script = Callable[[Run, Callable[[object], None]], None]
+Runs = TypeVar("Runs", bound=Run)
+Script = Callable[[Runs, Callable[[object], None]], None]
 
 
-def check(script: Script, *, notices: str = "", some: str = "") -> list[object]:
+def check(
+    script: Script[Runs],
+    *,
+    notices: str = "",
+    some: str = "",
+    make: Callable[[Recorder], Runs] = Run,  # type: ignore[assignment]
+    every: int = 1,
+) -> list[object]:
     """Run the script whole; then begin at every boundary of it and compare what is seen.
 
-    A process that goes on has to tell `notices` and nothing else; it may tell `some`.
+    A process that goes on has to tell `notices` and nothing else; it may tell `some`. `every`: only
+    every so many boundaries.
     """
     torch.manual_seed(0)
     random.seed(0)
     whole = Recorder()
-    script(Run(whole), whole.seen.append)
+    script(make(whole), whole.seen.append)
     assert whole.taken
-    for begin, mark in zip(whole.taken, whole.marks, strict=True):
+    for begin, mark in list(zip(whole.taken, whole.marks, strict=True))[::every]:
         torch.manual_seed(99)  # A later process begins with anything.
         random.seed(99)
         later = Recorder(begin)
-        script(Run(later), later.seen.append)
+        script(make(later), later.seen.append)
         assert later.seen == whole.seen[mark:]
         told = [notice for notice in later.notices if not some or some not in notice]
         assert bool(told) == bool(notices), told

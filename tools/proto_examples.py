@@ -422,7 +422,17 @@ FINDINGS: tuple[msgspec.Struct, ...] = (
     findings.PhaseChanged(
         at=AT, job="j17", attempt=1, before_milli=90_909, after_milli=45_000, trace=TRACE
     ),
-    findings.Stalled(at=LATER, job="j17", attempt=1, since=AT, trace=TRACE),
+    findings.Stalled(
+        at=LATER,
+        job="j17",
+        attempt=1,
+        since=AT,
+        trace=TRACE,
+        code="rank-behind",
+        behind=(3,),
+        nodes=("node-2",),
+        text="rank 3 has not entered collective 812 (nccl:all_reduce), in which 7 ranks wait",
+    ),
     trials.Judged(
         at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380, after=AFTER
     ),

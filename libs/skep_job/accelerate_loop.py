@@ -1,17 +1,44 @@
-"""Skep for loops with Hugging Face's accelerate: the five lines, after `prepare`.
+"""Skep for loops with Hugging Face's accelerate: one line after `prepare`.
 
-run = skep_job.init()
-track(run, accelerator)
-for epoch in run.epochs(3):
-    for batch in run.batches(loader):      # the prepared one
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+follow(accelerator)
+for epoch in range(3):
+    for batch in loader:
         ...
+
+Or the five lines, with `run.epochs` and `run.batches` around the loops, and `track`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import skep_job
 from skep_job.cooperate.run import Extra, Run
+
+
+def follow(accelerator: Any, checkpoint_every: float | str | None = None, keep: int = 2) -> Run:
+    """Have the script's own loops over prepared loaders be those of a run.
+
+    A pass over a loader while the first model is in training mode is training; any other is not
+    touched. In a process that goes on, passes that are done yield nothing, and the one that the
+    training was in yields what is left of it. What the script does between passes (an evaluation)
+    is done again.
+
+    Args:
+        accelerator: An `Accelerator`, after its `prepare`.
+        checkpoint_every: As for `skep_job.init`.
+        keep: As for `skep_job.init`.
+
+    Returns:
+        The run, of which the script needs nothing.
+    """
+    run: Run = skep_job.init(checkpoint_every=checkpoint_every, keep=keep)
+    track(run, accelerator)
+    for loader in accelerator._dataloaders:
+        _follow(loader, run, accelerator)
+    return run
 
 
 def track(run: Run, accelerator: Any) -> None:
@@ -38,3 +65,16 @@ def track(run: Run, accelerator: Any) -> None:
         "accelerate.step",
         Extra(lambda: int(accelerator.step), lambda step: setattr(accelerator, "step", step)),
     )
+
+
+def _follow(loader: Any, run: Run, accelerator: Any) -> None:
+    kind = type(loader)
+
+    def iterate(self: Any) -> Iterator[Any]:
+        trains = not accelerator._models or accelerator._models[0].training
+        if run.in_batches or not trains:
+            made: Iterator[Any] = kind.__iter__(self)
+            return made
+        return iter(run.batches(self))
+
+    loader.__class__ = type(kind.__name__, (kind,), {"__iter__": iterate})

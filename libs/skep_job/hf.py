@@ -1,49 +1,140 @@
-"""Skep for the Trainer of Hugging Face's transformers.
+"""Skep for the Trainer of Hugging Face's transformers, and those derived from it (TRL).
 
     from skep_job.hf import SkepCallback
-    skep = SkepCallback()
-    args = TrainingArguments(output_dir=skep.folder or "out", ...)
-    trainer = Trainer(..., args=args, callbacks=[skep])
-    trainer.train(resume_from_checkpoint=skep.newest())
+    trainer = Trainer(..., callbacks=[SkepCallback()])
+    trainer.train()
 
-The Trainer writes and reads its own checkpoints, when Skep asks and when the job is told to end.
+The job can then be stored, moved and begun again, and goes on in the middle of its epoch: from the
+checkpoint that the Trainer itself writes where Skep asks for it, apart from those of the script.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
-from skep_job.cooperate.library_checkpoints import Keeper
+from skep_job.cooperate.begin import begin_library
+from skep_job.cooperate.library_run import LibraryRun
+from skep_job.cooperate.run import Extra
+
+LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+"""What the Trainer's next report of the loss is made of, beside `_tr_loss`."""
 
 
 class SkepCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves at the end of a step when Skep wants it, and reports what the Trainer logs."""
+    """Hands the Trainer's steps to Skep, and reports what the Trainer logs."""
 
-    def __init__(self) -> None:
-        self._keeper = Keeper()
-        folder = self._keeper.folder
-        self.folder = str(folder) if folder is not None else None
-        """What `output_dir` has to be under Skep, None outside."""
+    folder = None
+    """What scripts used as `output_dir`, when Skep's checkpoints were among their own."""
 
-    def newest(self) -> str | None:
-        """Return what `resume_from_checkpoint` has to be: None at the first attempt."""
-        path = self._keeper.newest()
-        return str(path) if path is not None else None
+    def __init__(self, checkpoint_every: float | str | None = None, keep: int = 2) -> None:
+        """Prepare; nothing is written before the Trainer trains.
+
+        Args:
+            checkpoint_every: The time between two checkpoints that are written without being asked
+                for: seconds, or text such as "10m". None: there are none.
+            keep: How many checkpoints stay.
+        """
+        self._run: LibraryRun = begin_library(checkpoint_every, keep)
+        self._trainer: Any = None
+        self._first = True  # step of an epoch
+
+    def newest(self) -> None:
+        """Return what scripts gave as `resume_from_checkpoint`: the Trainer has it without."""
+
+    # --- what the Trainer calls -------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._keeper.begin()
+        if self._trainer is None:
+            return
+        logged = self._run.taken("hf.logged")
+        if logged is not None:
+            self._trainer._tr_loss.fill_(logged["_tr_loss"])
+            for name in LOGGED:
+                setattr(self._trainer, name, logged[name])
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if self._keeper.wants():
-            control.should_save = True
-        return control
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._first = True
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        path = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        self._keeper.saved(path.absolute(), state.global_step)
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Here all that belongs to the step before is over: its log, evaluation and checkpoint. At
+        # the first of an epoch the Trainer's checkpoint would have its data begin before the epoch.
+        first, self._first = self._first, False
+        if self._trainer is None:
+            return
+        if not first:
+            self._run.forget()
+        if not first or state.max_steps <= state.num_train_epochs:
+            self._run.between()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer is not None:
+            self._run.tick()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer is not None:
+            self._run.end()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        self._keeper.report(logs or {}, state.global_step)
+        self._run.tell(logs or {})
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def begin(self, trainer: Any) -> str | None:
+        """Begin the training of `trainer`; return the checkpoint that it has to go on from."""
+        if not self._run.active:
+            return None
+        self._trainer = trainer
+        self._run.keep("hf.logged", Extra(self._logged, lambda _: None))
+        folder = self._run.begin(self._save, trainer.model)
+        return str(folder) if folder is not None else None
+
+    def _logged(self) -> dict[str, Any]:
+        own = {name: getattr(self._trainer, name) for name in LOGGED}
+        return {"_tr_loss": float(self._trainer._tr_loss), **own}
+
+    def _save(self, folder: Path) -> None:
+        trainer = self._trainer
+        elsewhere = {"output_dir": str(folder), "save_total_limit": None, "push_to_hub": False}
+        with _as(trainer.args, **elsewhere, save_only_model=False):
+            trainer._save_checkpoint(trainer.model, trial=None)
+        written = folder / f"checkpoint-{trainer.state.global_step}"
+        for each in written.iterdir():
+            shutil.move(each, folder / each.name)
+        written.rmdir()
+
+
+@contextlib.contextmanager
+def _as(args: Any, **values: Any) -> Iterator[None]:
+    """Have the arguments of a Trainer be others for a moment."""
+    before = {name: getattr(args, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(args, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(args, name, value)
+
+
+def _hook() -> None:
+    """Have `train` ask the callback where to go on."""
+    original = Trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *words: Any, **options: Any) -> Any:
+        for each in self.callback_handler.callbacks:
+            if isinstance(each, SkepCallback):
+                resume_from_checkpoint = each.begin(self) or resume_from_checkpoint
+        return original(self, resume_from_checkpoint, *words, **options)
+
+    Trainer.train = train
+
+
+_hook()

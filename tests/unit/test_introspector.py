@@ -19,6 +19,7 @@ from skep.wire.facts import End, EpochBegan, JobBound, JobEnded, JobRequeued
 from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.reasons import Reason
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
+from skep.wire.standing import Standing
 
 BEGIN = 1_700_000_000 * NS_PER_SECOND
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -203,6 +204,24 @@ def test_a_stall_is_told_when_it_begins_and_when_it_is_over(service: Service) ->
             Stalled(at=at(82), job="j1", attempt=1, since=at(20), over=True, trace=TRACE),
         ),
     ]
+
+
+def test_a_stall_says_which_rank_keeps_the_others(service: Service) -> None:
+    waits = Standing(line="t.py:9 in step", collective="gloo:all_reduce", entered=6, waits=True)
+    loads = Standing(line="t.py:4 in load", collective="gloo:all_reduce", entered=5)
+    told = []
+    for second in range(33):
+        more = [{"stands": each} if second > 10 else {} for each in (waits, loads)]
+        progress = job("j1", *(rank(n, 3, 0, step_s=1.0, **more[n]) for n in range(2)))
+        service.hears(report(second, progress), second)
+        told += [each for each in service.ticks() if not is_rates(each)]
+    (finding,) = [each.message for each in told if isinstance(each, Send)]
+    assert isinstance(finding, Stalled)
+    assert (finding.code, finding.behind, finding.nodes) == ("rank-behind", (1,), ("n1",))
+    assert finding.text == (
+        "rank 1 has not entered collective 6 (gloo:all_reduce), in which 1 rank waits; "
+        "at t.py:4 in load"
+    )
 
 
 def test_a_job_that_was_suspended_goes_as_it_does_since(service: Service) -> None:

@@ -29,10 +29,13 @@ What does not fit a bound is shed: telemetry costs quality, never liveness.
 
 from __future__ import annotations
 
+from typing import Any
+
 from skep.ids import job_sequence
 from skep.ledger import runs
 from skep.machines.base import Effect, Restarted, Send, Tick
 from skep.perf.attempt import Attempt
+from skep.perf.hang import blame
 from skep.perf.measure import Window
 from skep.perf.profile_watch import ProfileWatch
 from skep.perf.progress import (
@@ -196,7 +199,7 @@ class IntrospectorMachine:
             if attempt is None or attempt.attempt != progress.attempt:
                 attempt = self._meet(progress, attempt)
             if attempt is not None:
-                self._progress(attempt, progress, report.at, now)
+                self._progress(attempt, progress, report, now)
         if len(self._attempts) > len(self._lasting) or self._restless:
             self._due = min(self._due or _next_second(now), _next_second(now))
 
@@ -213,8 +216,11 @@ class IntrospectorMachine:
             del self._nodes[next(iter(self._nodes))]
         return True
 
-    def _progress(self, attempt: Attempt, progress: JobProgress, at: Instant, now: Instant) -> None:
-        """Take over what was reported of an attempt at `at`, by the clock of its node."""
+    def _progress(
+        self, attempt: Attempt, progress: JobProgress, report: NodeReport, now: Instant
+    ) -> None:
+        """Take over what a node reported of an attempt, by the clock of the node."""
+        at = report.at
         attempt.heard_at = now
         if progress.lasts or progress.job in self._lasting:
             self._lasts(attempt, progress, at, now)
@@ -234,6 +240,7 @@ class IntrospectorMachine:
             if is_sane(rank):
                 window.utilisation = rank.utilisation
                 window.memory = rank.memory
+                window.stands, window.node = rank.stands, report.node
                 _take_values(attempt, rank, now)
                 _take_profile(attempt, rank)
                 window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
@@ -520,6 +527,7 @@ def _look_for_stall(
         return
     since = laggard.last_step_at if attempt.stalled is None else attempt.stalled
     attempt.stalled = since if stalled else None
+    about = _what_keeps(attempt) if stalled else {}
     finding = Stalled(
         at=now,
         job=attempt.job,
@@ -527,8 +535,18 @@ def _look_for_stall(
         since=Instant(since),
         over=not stalled,
         trace=attempt.trace,
+        **about,
     )
     told.append(Send(STALL, finding))
+
+
+def _what_keeps(attempt: Attempt) -> dict[str, Any]:
+    """Return what a stall is told to come from."""
+    found = blame({number: rank.stands for number, rank in attempt.ranks.items()})
+    if found is None:
+        return {}
+    nodes = tuple(dict.fromkeys(attempt.ranks[rank].node for rank in found.ranks))
+    return {"code": found.code, "behind": found.ranks, "nodes": nodes, "text": found.text}
 
 
 def _look_for_level(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from skep.perf.course import Course
 from skep.perf.steady import Gathering
 from skep.units import NS_PER_SECOND, Duration, seconds
+from skep.wire.standing import Standing
 
 WINDOW = seconds(10.0)
 """The time over which a rate is measured: ten reports, and longer than most pauses between mini-
@@ -125,8 +126,10 @@ class RankWindow:
         "last_step_at",
         "lives",
         "memory",
+        "node",
         "rate_milli",
         "silent_ns",
+        "stands",
         "step_ns",
         "steps",
         "utilisation",
@@ -148,6 +151,10 @@ class RankWindow:
         self.steps = 0
         self.utilisation = 0
         self.memory = 0
+        self.node = ""
+        """Where the rank is."""
+        self.stands: Standing | None = None
+        """Where it stands, as it says while it makes no mini-batches."""
 
     def observe(self, steps: int, last_step_at: int, step_ns: int, at: int) -> None:
         """Record the rank's counts as of `at`.

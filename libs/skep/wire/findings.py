@@ -11,13 +11,17 @@ from msgspec import Meta
 
 from skep.wire.bounds import (
     LISTED_MAX,
+    RANKS_MAX,
     Attempt,
     Bytes,
     Count,
     JobName,
     Milli,
     Moment,
+    Rank,
     Short,
+    Text,
+    Token,
     Values,
     World,
 )
@@ -78,7 +82,9 @@ class PhaseChanged(Message, frozen=True, tag="phase-changed"):
 class Stalled(Message, frozen=True, tag="stalled"):
     """A job that made mini-batches makes none, on `skep.v1.finding.stall`.
 
-    `since` is when its latest mini-batch ended; `over` says that it has resumed.
+    `since` is when its latest mini-batch ended; `over` says that it has resumed. `code` is a `Hang`,
+    if it is known what keeps the gang, `behind` the ranks that do, `nodes` where these are, and
+    `text` says it.
     """
 
     at: Moment
@@ -87,6 +93,10 @@ class Stalled(Message, frozen=True, tag="stalled"):
     since: Moment
     over: bool = False
     trace: Short = ""
+    code: Short = ""
+    behind: Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)] = ()
+    nodes: Annotated[tuple[Token, ...], Meta(max_length=RANKS_MAX)] = ()
+    text: Text = ""
 
 
 class Measured(Message, frozen=True, tag="measured"):

@@ -33,6 +33,7 @@ from skep.wire.spec import (
     PARALLEL_MAX,
     PATH_CHARS_MAX,
     PRIORITY_MAX,
+    RESTART_HUNG_MIN_S,
     RETRIES_MAX,
     SERVERS_MAX,
     SHARE_MOST,
@@ -424,6 +425,16 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _volumes(spec)
     yield from _notify(spec)
     yield from resuming.problems(spec)
+    yield from _hung(spec)
+
+
+def _hung(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what is wrong with how long a job may make no mini-batches."""
+    if spec.restart_hung is None:
+        return
+    hung_s = time_s(spec.restart_hung)
+    if hung_s is None or not RESTART_HUNG_MIN_S <= hung_s <= TIME_S_MAX:
+        yield _bad("$.restart_hung", "seconds, or text such as `5m`, `1h`, 60 seconds to a year")
 
 
 def _folders(spec: JobSpec) -> Iterator[Problem]:
@@ -844,6 +855,7 @@ def _normalised(spec: JobSpec) -> JobSpec:
         spec.size.run_time,
         spec.finish_by,
         spec.begin,
+        spec.restart_hung,
         None if spec.limits.warn is None else spec.limits.warn.before,
     )
     if not any(isinstance(each, str) for each in said):
@@ -865,6 +877,8 @@ def _normalised(spec: JobSpec) -> JobSpec:
         done = replace(done, finish_by=normal_time(spec.finish_by))
     if isinstance(spec.begin, str):
         done = replace(done, begin=normal_time(spec.begin))
+    if isinstance(spec.restart_hung, str):
+        done = replace(done, restart_hung=time_s(spec.restart_hung))
     return done
 
 

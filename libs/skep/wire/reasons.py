@@ -222,6 +222,7 @@ class Reason(StrEnum):
     TIME_LIMIT = "time-limit"
     TIME_LIMIT_NEAR = "time-limit-near"
     IDLE = "idle"
+    HUNG = "hung"
     PREEMPTED = "preempted"
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
@@ -584,6 +585,7 @@ TEXT: dict[Reason, str] = {
     Reason.TARGET_NOT_ALLOWED: "notices may not go there: the operator's file does not allow it",
     Reason.NOT_DELIVERED: "a target did not take a message",
     Reason.IDLE: "the job did nothing for as long as its VC, or its owner, allows",
+    Reason.HUNG: "the job made no mini-batch for as long as its spec allows",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",

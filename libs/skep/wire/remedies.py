@@ -93,6 +93,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.RETRIES_USED_UP: "`skep logs JOB --attempt N` shows each attempt",
     Reason.PREEMPTED: "nothing: it waits and is repeated; guaranteed jobs are not preempted",
     Reason.NODE_LOST: "nothing: it is repeated elsewhere",
+    Reason.HUNG: "nothing: it is repeated from its latest checkpoint; `skep events` names the rank",
     Reason.DEVICE_TROUBLE: "an operator should look at it: `skep gpu ls`",
 }
 """A reason that is not here needs nothing: it says what was decided."""

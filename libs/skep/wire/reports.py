@@ -32,6 +32,10 @@ from skep.wire.bounds import (
 )
 from skep.wire.message import Message
 from skep.wire.profile import Fingerprint, Timing
+from skep.wire.standing import Standing
+
+HUNG_RANKS_MAX = 64
+"""Ranks of a part that hangs: heartbeats stay small."""
 
 
 class DeviceTrouble(Message, frozen=True):
@@ -65,11 +69,31 @@ class IdlePart(Message, frozen=True):
     asks: bool = False
 
 
+class RankStands(Message, frozen=True):
+    """Where a rank stands that makes no mini-batches; `stands` is None if it does not say."""
+
+    rank: Rank
+    stands: Standing | None = None
+
+
+class HungPart(Message, frozen=True):
+    """A part of an attempt that made mini-batches has made none for so long.
+
+    `ranks` are the first of those that made some, and where each stands.
+    """
+
+    job: JobName
+    attempt: Attempt
+    silent_ns: Nanoseconds
+    ranks: Annotated[tuple[RankStands, ...], Meta(max_length=HUNG_RANKS_MAX)] = ()
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The agent lives; `incarnation` is that of its latest join, `trouble` its devices' state.
 
     `epoch` is the highest epoch of the allocator whose orders it took; 0: of none. `building` are
-    the environments that it builds now. `idle` are parts of jobs whose VC wants to know.
+    the environments that it builds now. `idle` are parts of jobs whose VC wants to know, `hung`
+    those whose spec wants it.
     """
 
     node: Token
@@ -80,6 +104,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     epoch: Count = 0
     building: Annotated[tuple[Building, ...], Meta(max_length=LISTED_MAX)] = ()
     idle: Annotated[tuple[IdlePart, ...], Meta(max_length=LISTED_MAX)] = ()
+    hung: Annotated[tuple[HungPart, ...], Meta(max_length=LISTED_MAX)] = ()
 
 
 class RankProgress(Message, frozen=True):
@@ -89,7 +114,8 @@ class RankProgress(Message, frozen=True):
     ended (0 if none), `utilisation` thousandths of the rank's devices in use, `memory` bytes.
     `values` are numbers about the training, such as its loss, as of mini-batch `values_step`.
     `next_at`: when the next mini-batch ends, where that is known (`JobProgress.lasts`); 0: it makes
-    none. `fingerprint` and `timing` are told every few seconds, of one rank of the gang.
+    none. `fingerprint` and `timing` are told every few seconds, of one rank of the gang. `stands` is
+    told while it makes no mini-batches.
     """
 
     rank: Rank
@@ -103,6 +129,7 @@ class RankProgress(Message, frozen=True):
     next_at: Moment = Instant(0)
     fingerprint: Fingerprint | None = None
     timing: Timing | None = None
+    stands: Standing | None = None
 
 
 class JobProgress(Message, frozen=True):

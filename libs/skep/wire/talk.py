@@ -33,6 +33,7 @@ from skep.wire.bounds import (
     World,
 )
 from skep.wire.profile import Fingerprint, Timing
+from skep.wire.standing import Standing
 
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -63,7 +64,10 @@ class Hello(Speech, frozen=True, tag="hello"):
 
 
 class Stats(Speech, frozen=True, tag="stats"):
-    """How far the rank is; times are the host's monotonic clock."""
+    """How far the rank is; times are the host's monotonic clock.
+
+    `stands`: where it stands, while it has made no mini-batch for a while.
+    """
 
     steps: Count
     step_ns: Nanoseconds
@@ -71,6 +75,7 @@ class Stats(Speech, frozen=True, tag="stats"):
     last_step_monotonic_ns: MaybeNanoseconds
     memory_bytes: ProcessBytes = 0
     timing: Timing | None = None
+    stands: Standing | None = None
 
 
 class Measured(Speech, frozen=True, tag="metrics"):

@@ -14,6 +14,7 @@ from skep_job.observe.reporter import complain
 
 if TYPE_CHECKING:
     from skep_job.cooperate.cooperation import Elastic
+    from skep_job.cooperate.library_run import LibraryRun
     from skep_job.elastic.parts import Rules as GangRules
 
 KEEP_MAX = 1_000
@@ -50,9 +51,7 @@ def begin(
         message = "init() was called before; keep what it returned"
         raise UsageError(message)
     every_s = None if checkpoint_every is None else seconds(checkpoint_every)
-    if not isinstance(keep, int) or not 1 <= keep <= KEEP_MAX:
-        message = f"keep={keep!r}: expected how many checkpoints to keep, 1 to {KEEP_MAX}"
-        raise ValueError(message)
+    _check_keep(keep)
     if gang is None:
         _run = Run(_under_agent(every_s, keep, warm_up))
         return _run
@@ -60,6 +59,32 @@ def begin(
 
     run = _run = ElasticRun(gang, warm_up)
     run.join(_under_agent(every_s, keep, warm_up, run.membership))
+    return run
+
+
+def begin_library(checkpoint_every: float | str | None, keep: int) -> LibraryRun:
+    """Return the run of this process for a library's callback, which drives it.
+
+    Args:
+        checkpoint_every: As for `begin`.
+        keep: As for `begin`.
+
+    Raises:
+        UsageError: The script made a run of its own.
+        TypeError: `checkpoint_every` is neither a number nor text.
+        ValueError: `checkpoint_every` is no duration, or `keep` is out of range.
+    """
+    global _run  # noqa: PLW0603  a process has one run
+    from skep_job.cooperate.library_run import LibraryRun
+
+    every_s = None if checkpoint_every is None else seconds(checkpoint_every)
+    _check_keep(keep)
+    if isinstance(_run, LibraryRun):
+        return _run  # A second training.
+    if _run is not None:
+        message = "the callback is of no use beside init(): the script drives its training itself"
+        raise UsageError(message)
+    run = _run = LibraryRun(_under_agent(every_s, keep, _nothing))
     return run
 
 
@@ -82,6 +107,16 @@ def seconds(duration: float | str) -> float:
         message = f'{duration!r} is no duration; give seconds, or text such as "90s", "10m", "2h"'
         raise ValueError(message)
     return value
+
+
+def _check_keep(keep: int) -> None:
+    if not isinstance(keep, int) or not 1 <= keep <= KEEP_MAX:
+        message = f"keep={keep!r}: expected how many checkpoints to keep, 1 to {KEEP_MAX}"
+        raise ValueError(message)
+
+
+def _nothing() -> None:
+    """Do what a successor has to do of a library's step: nothing can be done without a batch."""
 
 
 def _under_agent(

@@ -434,7 +434,7 @@ class Cooperation:
         nothing (no PyTorch, for example) by its reports.
         """
         if self._run is not None:
-            return self._steps() + 1  # The one that is worked on.
+            return self._run.reported
         return self._tally.reached() or self._reports
 
     def _pause(self, since_ns: int) -> int:

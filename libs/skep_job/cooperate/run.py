@@ -290,6 +290,16 @@ class Run:
         return self._steps
 
     @property
+    def in_batches(self) -> bool:
+        """Whether a pass over training data is under way."""
+        return self._in_batches
+
+    @property
+    def reported(self) -> int:
+        """The mini-batch that a report is about: the one that is worked on."""
+        return self._steps + 1
+
+    @property
     def tracked(self) -> dict[str, Any]:
         """What was tracked, by name."""
         return self._tracked

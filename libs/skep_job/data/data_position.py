@@ -56,7 +56,7 @@ class Generators:
         saved = self._saved.pop(where, [])
         known = {id(each): first for met in self._known.values() for each, first in met}
         now = []
-        for number, generator in enumerate(_generators(source)):
+        for number, generator in enumerate(generators(source)):
             first = known.get(id(generator))
             if first is None:
                 first = random_state.text(generator.get_state())
@@ -75,11 +75,11 @@ class Feed:
         self.consumed = 0 if saved is None else int(saved["consumed"])
         self._notice = notice
         self._loader = is_loader(source)
-        self._generators = _generators(source) if self._loader else []
+        self._generators = generators(source) if self._loader else []
         self._stateful = _stateful(source, self._loader)
         self._saved = saved
         self._begin: list[random_state.State] = []  # at the moments of skep_job.data.samplers
-        self._by_sampler = self._loader and self._stateful is None and _is_map_style(source)
+        self._by_sampler = self._loader and self._stateful is None and is_map_style(source)
         self._iteration = getattr(source, "iteration", None) if self._loader else None
 
     def position(self) -> dict[str, Any]:
@@ -175,7 +175,8 @@ def is_loader(source: Any) -> bool:
     return module is not None and isinstance(source, module.DataLoader)
 
 
-def _is_map_style(loader: Any) -> bool:
+def is_map_style(loader: Any) -> bool:
+    """Return whether a loader's dataset has an index, so that its sampler decides the order."""
     from torch.utils.data import IterableDataset
 
     return not isinstance(loader.dataset, IterableDataset)
@@ -195,7 +196,7 @@ def _stateful(source: Any, loader: bool) -> Any:
         return source
     if loader and not source.num_workers and _has_state(source.dataset):
         # Only an iterable dataset's state is a position.
-        return None if _is_map_style(source) else source.dataset
+        return None if is_map_style(source) else source.dataset
     return None
 
 
@@ -207,7 +208,7 @@ def _has_state(source: Any) -> bool:
     )
 
 
-def _generators(loader: Any) -> list[Any]:
+def generators(loader: Any) -> list[Any]:
     """Return the torch generators that the loader and its samplers draw from, each once."""
     import torch
 

@@ -76,7 +76,7 @@ def batches(loader: Any, plan: Plan) -> Iterator[Any]:
         plan: What to do meanwhile.
     """
     name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    attributes = vars(_holder(loader, name))  # The loader itself refuses to have them set.
+    attributes = vars(holder(loader, name))  # The loader itself refuses to have them set.
     sampler = attributes[name]
     ours = attributes.get("_skep_sampler")
     if ours is None or ours.sampler is not sampler:
@@ -93,7 +93,7 @@ def batches(loader: Any, plan: Plan) -> Iterator[Any]:
     yield from iterator
 
 
-def _holder(loader: Any, name: str) -> Any:
+def holder(loader: Any, name: str) -> Any:
     """Return whose sampler the batches come from: a loader may be wrapped around another."""
     inner = vars(loader).get("base_dataloader")
     return inner if inner is not None and name not in vars(loader) else loader

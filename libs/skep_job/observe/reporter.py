@@ -39,7 +39,7 @@ from skep_job.link.descriptors import WakePipe
 from skep_job.link.orders import Control, describe
 from skep_job.link.settings import Settings
 from skep_job.observe.fingerprint import Fingerprint
-from skep_job.observe.step_counter import Tally
+from skep_job.observe.step_counter import Count, Tally
 
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 2.0
@@ -54,6 +54,10 @@ FAREWELL_S = 1.0
 
 _REFUSAL_CHARACTERS_MAX = 500
 
+STANDS_NS = 10_000_000_000
+"""Without a mini-batch for so long, and for STANDS_STEPS usual ones, it is told where it stands: a
+third of the shortest silence that counts as a stall."""
+STANDS_STEPS = 10
 QUIET_S = 60.0
 """How long a script that uses PyTorch may show no mini-batch until its reader is told."""
 
@@ -313,6 +317,7 @@ class Reporter:
                 source=count.source,
                 memory_bytes=self._memory(),
                 **({} if timing is None else {"timing": timing}),
+                **self._standing(count),
             )
         )
         if not self._fingerprint_told:
@@ -321,6 +326,17 @@ class Reporter:
                 parts = {"processes": self._settings.parts}
                 link.send(self._message("fingerprint", fingerprint={**shown, **parts}))
                 self._fingerprint_told = True
+
+    def _standing(self, count: Count) -> dict[str, object]:
+        """Return where the training stands, once it has made no mini-batch for a while."""
+        if not count.last_step_ns:
+            return {}
+        silent_ns = time.monotonic_ns() - count.last_step_ns
+        if silent_ns < max(STANDS_NS, STANDS_STEPS * count.step_ns) or self._control.stands:
+            return {}
+        from skep_job.observe.standstill import main_thread, standing
+
+        return {"stands": standing(main_thread()).told()}
 
     def _message(self, kind: str, **fields: object) -> dict[str, object]:
         settings = self._settings

@@ -454,6 +454,7 @@ class JobSocket:
                     values_step=earlier.values_step,
                     fingerprint=earlier.fingerprint,
                     timing=message.timing or earlier.timing,
+                    stands=message.stands,
                 )
             case Measured():
                 if message.part or not _is_bounded(message.values):

@@ -118,7 +118,8 @@ def of_jobs(fold: Fold, now: Instant) -> Iterator[Alert]:
     for job in fold.active.values():
         row = job.row
         if row.stalled_since is not None and row.state is State.RUNNING:
-            text = f"{_named(job)} makes no mini-batches"
+            hang = f": {job.hang}" if job.hang else ""
+            text = f"{_named(job)} makes no mini-batches{hang}"
             todo = f"`skep logs {row.job}`, `skep exec {row.job} -- py-spy dump`"
             yield _of(job, Code.JOB_STALLED, text, todo, row.stalled_since)
         if job.pledged is not None:

@@ -13,7 +13,7 @@ from skep_services.gateway.courses import Courses
 from skep_services.gateway.curves import Curves
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.rows import Job, State
-from skep_services.gateway.texts import describe_building, describe_finding
+from skep_services.gateway.texts import describe_building, describe_finding, hang_text
 
 SILENT_AFTER: Duration = seconds(3.0)
 """Three heartbeats: the allocator gives a node up later, people want to see it earlier."""
@@ -71,6 +71,7 @@ class Live:
                 if job is not None and job.row.state is not State.SUSPENDED:
                     if isinstance(message, Stalled):
                         job.row.stalled_since = None if message.over else message.since
+                        job.hang = hang_text(message)
                         self._fold.news.job(message.job)
                     self._fold.note(message, message.at, describe_finding(message), job)
             case _:

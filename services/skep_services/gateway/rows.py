@@ -321,6 +321,8 @@ class Job(msgspec.Struct, kw_only=True):
     """How an array ended, while it has."""
     snapshots: tuple[str, ...] = ()
     """The snapshots that its admitted spec names: of code, and of its environment's files."""
+    hang: str = ""
+    """What keeps it while it makes no mini-batches, as far as that is known."""
 
     def asked(self, number: int) -> Asked:
         """Return a request, made if nothing was heard of it before; the oldest make room."""

@@ -360,9 +360,17 @@ def describe_finding(finding: findings.Finding) -> Line | None:
         case findings.Stalled(over=True, attempt=attempt):
             return Line("makes mini-batches again", attempt)
         case findings.Stalled(at=at, since=since, attempt=attempt):
-            return Line(f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s", attempt)
+            hang = hang_text(finding)
+            silent = f"no mini-batch for {(at - since) / NS_PER_SECOND:.0f} s"
+            return Line(f"{silent}: {hang}" if hang else silent, attempt)
         case findings.Rates() | findings.Measured() | trials.Judged() | profile.Profiled():
             return None
+
+
+def hang_text(stalled: findings.Stalled) -> str:
+    """Return what keeps a job that makes no mini-batches; empty if that is not known."""
+    on = f" on {', '.join(stalled.nodes)}" if stalled.nodes else ""
+    return f"{stalled.text}{on} ({stalled.code})" if stalled.text else ""
 
 
 def describe_building(building: Building, node: str) -> Line:

@@ -414,7 +414,8 @@ def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
         reasons.append({**ranked, "text": f"{turn}: {ranked['text']}"})
     if job.row.stalled_since is not None:
         stalled = _duration((now - job.row.stalled_since) // NS_PER_SECOND)
-        reasons.append(_said("stalled", f"no mini-batch for {stalled}"))
+        hang = f": {job.hang}" if job.hang else ""
+        reasons.append(_said("stalled", f"no mini-batch for {stalled}{hang}"))
     return reasons
 
 

@@ -1,6 +1,7 @@
 """Trains with a library that owns the loop, or some of it, and says what came of it.
 
-`libraries.py LIBRARY [STEP]`: told to end after that step, as an agent would.
+`libraries.py LIBRARY [STEP]`: told to end after that step, as an agent would. Step `hold`: it waits
+in step HOLD for a line, and then until an order is due.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import skep_job
 
 EPOCHS, SAMPLES, BATCH = 3, 32, 4
+HOLD = 12
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
@@ -46,7 +49,8 @@ class Model(nn.Module):
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    end_at = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    word = sys.argv[2] if len(sys.argv) > 2 else "0"
+    end_at = -HOLD if word == "hold" else int(word)
     model = Model()
     {"accelerate": by_accelerate, "hf": by_hf, "lightning": by_lightning}[sys.argv[1]](
         model, end_at
@@ -59,8 +63,20 @@ def main() -> None:
 
 def tell(step: int, loss: torch.Tensor, end_at: int) -> None:
     print("loss", step, float(loss.item()).hex(), flush=True)
+    disturb(step, end_at)
+
+
+def disturb(step: int, end_at: int) -> None:
     if step == end_at:
         os.kill(os.getpid(), signal.SIGTERM)
+    if step == -end_at:
+        print(f"holding {step}", flush=True)
+        sys.stdin.readline()
+        observation = skep_job.current()
+        assert observation is not None
+        while not observation.control.due:
+            # tidy: allow sleep because it looks at a condition, and the test has the deadline
+            time.sleep(0.01)
 
 
 def by_accelerate(model: Model, end_at: int) -> None:
@@ -96,12 +112,10 @@ def by_hf(model: Model, end_at: int) -> None:
                 tell(state.global_step, torch.tensor(logs["loss"]), 0)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step + 1 == end_at:
-                os.kill(os.getpid(), signal.SIGTERM)
+            disturb(state.global_step + 1, end_at)
 
-    skep = SkepCallback()
     args = TrainingArguments(
-        output_dir=skep.folder or os.environ["SCRATCH"],
+        output_dir=os.environ["SCRATCH"],
         num_train_epochs=EPOCHS,
         report_to=[],
         per_device_train_batch_size=BATCH,
@@ -111,8 +125,8 @@ def by_hf(model: Model, end_at: int) -> None:
         disable_tqdm=True,
         seed=1,
     )
-    trainer = Trainer(model=model, args=args, train_dataset=Samples(), callbacks=[skep, Teller()])
-    trainer.train(resume_from_checkpoint=skep.newest())
+    callbacks = [SkepCallback(), Teller()]
+    Trainer(model=model, args=args, train_dataset=Samples(), callbacks=callbacks).train()
 
 
 def by_lightning(model: Model, end_at: int) -> None:
@@ -134,7 +148,6 @@ def by_lightning(model: Model, end_at: int) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
-    skep = SkepCallback()
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -142,10 +155,10 @@ def by_lightning(model: Model, end_at: int) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[skep],
+        callbacks=[SkepCallback()],
         default_root_dir=os.environ["SCRATCH"],
     )
-    trainer.fit(Wrapped(), DataLoader(Samples(), BATCH, shuffle=True), ckpt_path=skep.newest())
+    trainer.fit(Wrapped(), DataLoader(Samples(), BATCH, shuffle=True))
 
 
 if __name__ == "__main__":

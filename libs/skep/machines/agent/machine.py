@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from skep.ids import attempt_of_run, run_token
+from skep.machines.agent import hanging
 from skep.machines.agent.change_phases import apply_change
 from skep.machines.agent.change_progress import joining, newcomers
 from skep.machines.agent.changes import Changes
@@ -550,6 +551,7 @@ class AgentMachine:
             epoch=self.epoch_floor,
             building=self.building,
             idle=self.idling.look(self.parts, self.progress, self.used, now),
+            hung=hanging.look(self.parts, self.progress, now),
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         profiles = self.profile_times.due(self.progress, now)

@@ -116,6 +116,7 @@ def merged(said: Sequence[RankProgress]) -> RankProgress:
         values=told.values,
         values_step=told.values_step,
         fingerprint=next((one.fingerprint for one in said if one.fingerprint is not None), None),
+        stands=next((one.stands for one in said if one.stands is not None), None),
     )
 
 

@@ -70,10 +70,8 @@ def judge(job: job_state.JobState) -> Verdict:
         return Verdict(End.FAILED, Reason.TIME_LIMIT, job.stopped_detail)
     if job.stopped_why in job_state.GIVES_WAY:
         return Verdict(None, job.stopped_why, job.stopped_detail)
-    if job.stopped_why is Reason.NOT_TAKEN:
-        return _lost(job, Reason.NOT_TAKEN, job.stopped_detail)
-    if job.stopped_why is Reason.NODE_LOST:
-        return _lost(job, Reason.NODE_LOST, job.stopped_detail)
+    if job.stopped_why in (Reason.NOT_TAKEN, Reason.NODE_LOST, Reason.HUNG):
+        return _lost(job, job.stopped_why, job.stopped_detail)
     failed = next((gone for gone in job.gone if gone.outcome in job_state.FAILURES), None)
     if failed is None:
         stopped = next(gone for gone in job.gone if gone.outcome is Outcome.STOPPED)
@@ -120,6 +118,7 @@ def settle(tx: Transaction, job: JobState, now: Instant) -> None:
     tx.soft.cancel_timer(timers.LimitWarning(job.job, job.attempt))
     tx.soft.warnings.pop(job.job, None)
     tx.soft.idle.pop((job.job, job.attempt), None)
+    tx.soft.hung.pop((job.job, job.attempt), None)
     verdict = judge(job)
     if verdict.end is not None:
         tx.record(ended(job, verdict.end, verdict.why, now, verdict.detail))

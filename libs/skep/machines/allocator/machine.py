@@ -14,6 +14,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     cell_watch,
     deferring,
+    hanging,
     idling,
     intake,
     invariants,
@@ -167,8 +168,9 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.operator(tx, event, now)
         case Heartbeat():
             nodes.heartbeat(tx, event, now)
-            if event.idle:
+            if event.idle or event.hung:
                 idling.heard(tx, event, now)
+                hanging.heard(tx, event, now)
         case NodeJoined():
             nodes.joined(tx, event, now)
         case NodeCleared():

@@ -256,6 +256,7 @@ def _bind_command(
         mounts=job.spec.mounts,
         gpu_share=job.spec.resources.share,
         idle_s=_idle_s(state, job.spec),
+        hung_s=hung_s(job.spec),
         stdin=job.spec.stdin,
         resume=_resume(job) if made is job and not joins else None,
     )
@@ -273,6 +274,11 @@ def _idle_s(state: ClusterState, spec: JobSpec) -> int:
     """Return after how long of doing nothing an agent is to say so; 0: never."""
     vc = state.cells.cluster.vcs.get(spec.vc)
     return vc.idle.suspend_after if vc is not None and vc.idle is not None else 0
+
+
+def hung_s(spec: JobSpec) -> int:
+    """Return after how many seconds without a mini-batch a job hangs; 0: never."""
+    return spec.restart_hung if isinstance(spec.restart_hung, int) else 0
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:

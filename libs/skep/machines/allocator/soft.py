@@ -25,6 +25,7 @@ from skep.wire.advice import JobPace, ScalePoint
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.reasons import Reason
+from skep.wire.reports import HungPart
 from skep.wire.trials import OpenTrial
 
 STORY_KEPT = 500
@@ -188,6 +189,8 @@ class Soft:
 
         self.idle: dict[tuple[str, int], dict[str, Instant]] = {}
         """By job and attempt: when each node last said that its part does nothing."""
+        self.hung: dict[tuple[str, int], dict[str, tuple[Instant, HungPart]]] = {}
+        """By job and attempt: when each node last said that its part hangs, and what it said."""
         self.warnings: dict[str, int] = {}
         """By job: the attempt whose ranks are due a signal, as its time limit is near."""
         self.resolving: dict[str, None] = {}

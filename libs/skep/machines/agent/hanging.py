@@ -1,0 +1,48 @@
+"""Which parts of a node made mini-batches and make none any more, where their specs want to know.
+
+Soft: what ranks report is kept in memory, and an agent that restarts hears it again. What a part
+stood still for, or was changed for, does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from skep.machines.agent.idling import runs
+from skep.machines.agent.parts import PartKey, PartState
+from skep.units import Duration, Instant, seconds
+from skep.wire.reports import HUNG_RANKS_MAX, HungPart, RankProgress, RankStands
+
+
+def look(
+    parts: Mapping[PartKey, PartState],
+    progress: Mapping[PartKey, Mapping[int, RankProgress]],
+    now: Instant,
+) -> tuple[HungPart, ...]:
+    """Return the parts that have made no mini-batch for as long as their spec allows.
+
+    Args:
+        parts: The parts of the node.
+        progress: What their ranks reported.
+        now: The time of the decision.
+    """
+    told = []
+    for key, part in parts.items():
+        if part.command is None or not part.command.hung_s or not runs(part):
+            continue
+        # Ranks that never made one are servers, or have yet to begin.
+        ranks = [
+            rank for rank in progress.get(key, {}).values() if rank.steps and rank.last_step_at
+        ]
+        if not ranks:
+            continue
+        changed = part.changed.changed.at if part.changed is not None else 0
+        latest = max(changed, *(rank.last_step_at for rank in ranks))
+        silent = Duration(now - latest)
+        if silent < seconds(part.command.hung_s):
+            continue
+        stand = [RankStands(rank=rank.rank, stands=rank.stands) for rank in ranks]
+        stand.sort(key=lambda one: one.rank)
+        ranks_told = tuple(stand[:HUNG_RANKS_MAX])
+        told.append(HungPart(job=key[0], attempt=key[1], silent_ns=silent, ranks=ranks_told))
+    return tuple(told)

@@ -1,0 +1,250 @@
+"""A run whose loop a library owns: the library's own checkpoint is the state, as bytes of files.
+
+    begin     what an earlier process left is put into files again, from which the library goes on
+    tick      a mini-batch is over
+    between   the training is between two of them: checkpoint, move, suspension, end
+
+The library knows best what its state is, so it writes and reads it. Storing, sending and fencing
+are those of any run. Where each rank's process writes a part, the parts are put together again when
+they are read: no storage has to be common to the nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skep_job.cooperate.run import Run, Under
+from skep_job.observe.reporter import complain
+from skep_job.state.random_state import State
+from skep_job.state.snapshot import host_bytes, is_released
+from skep_job.state.transfer import Broken
+
+Save = Callable[[Path], None]
+"""Has the library write its checkpoint into an empty folder. Called on every rank alike."""
+
+FAST = Path("/dev/shm")  # noqa: S108  memory: it is written and read once
+FILES_MAX = 10_000
+"""Files of one rank: a checkpoint in shards has hundreds."""
+
+
+class Files:
+    """What is tracked: its state is what the library writes."""
+
+    def __init__(self) -> None:
+        self.save: Save | None = None
+        """None: there is nothing to write yet, or no more."""
+        self.model: Any = None
+        """The module that is trained."""
+        self.found: dict[str, Any] | None = None
+        """The bytes of files by their paths, as an earlier process left them."""
+        self.training = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Have the library write, and return the bytes of each file by its path.
+
+        Raises:
+            Broken: The training is over, or the memory of the model was given back.
+        """
+        if self.save is None:
+            if not self.training:
+                return {}
+            reason = "only the first training of a process is stored, and it is over"
+            raise Broken(reason)
+        if is_released(dict(self.model.named_parameters())):
+            reason = "the job's memory is released: resume it first"
+            raise Broken(reason)
+        with _folder(_size(self.model)) as folder:
+            self.save(folder)
+            return dict(_read(folder))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the bytes of files until the library asks for them."""
+        self.found = dict(state)
+
+
+class LibraryRun(Run):
+    """A run that a library's callback drives."""
+
+    def __init__(self, under: Under | None = None) -> None:
+        """Not for scripts: `skep_job.cooperate.begin` makes the run."""
+        super().__init__(under)
+        self._files = Files()
+        self._tracked = {"library": self._files}
+        self._chance: State | None = None
+        self._taken: dict[str, Any] = {}
+        self._folder: Path | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an agent."""
+        return self._under.active
+
+    def begin(self, save: Save, model: Any) -> Path | None:
+        """Begin the training: find what an earlier process left.
+
+        Args:
+            save: Writes the library's checkpoint.
+            model: The module that is trained.
+
+        Returns:
+            The folder of the checkpoint to go on from; None at the first attempt, and in a second
+            training of the process, of which nothing is stored.
+        """
+        if self._started:
+            self._files.save = None
+            self._under.notice("only the first training of a process is stored and moved")
+            return None
+        self._started = True
+        self._files.model = model
+        place = self._under.start(self)
+        self._files.save, self._files.training = save, True
+        if place is None:
+            return None
+        self._steps, self._chance = place["steps"], place["chance"]
+        self._taken = place["extras"]
+        found, self._files.found = self._files.found or {}, None
+        self._folder = _write(_of_all_ranks(found), _size(model))
+        return self._folder
+
+    def end(self) -> None:
+        """Take it that the training is over: nothing is stored from here on."""
+        self._files.save = None
+        self.forget()
+
+    def taken(self, name: str) -> Any:
+        """Return what was kept with the place under `name`; None if nothing was."""
+        return self._taken.get(name)
+
+    def arrive(self) -> None:
+        """Set the random generators to what they were at the place, once."""
+        chance, self._chance = self._chance, None
+        if chance is not None:
+            self._under.arrive(chance)
+
+    def forget(self) -> None:
+        """Remove the files that the library has read."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def tick(self) -> None:
+        """Note that a mini-batch is over."""
+        self._steps += 1
+        self._under.count()
+
+    def between(self) -> None:
+        """Do what is due: the training is between two mini-batches."""
+        self._under.boundary()
+
+    def tell(self, values: Mapping[str, Any]) -> None:
+        """Tell Skep what of `values` is a number."""
+        self._under.report({name: v for name, v in values.items() if hasattr(v, "__float__")})
+
+    @property
+    def reported(self) -> int:
+        """The mini-batch that a report is about: a library logs when it is over."""
+        return self._steps
+
+    def place(self) -> dict[str, Any]:
+        """Return where the training is."""
+        extras = {name: extra.take() for name, extra in self._extras.items()}
+        return {"steps": self._steps, "extras": extras}
+
+
+def _size(model: Any) -> int:
+    """Return about how many bytes a checkpoint of a module has, with two moments of gradients."""
+    return 4 * sum(int(each.numel() * each.element_size()) for each in model.parameters())
+
+
+@contextlib.contextmanager
+def _folder(size: int) -> Iterator[Path]:
+    """Yield an empty folder that is in memory if there is room; it is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="skep-library-", dir=_place(size)))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(size: int) -> Path | None:
+    """Return where `size` bytes fit twice over; None: wherever temporary files belong."""
+    checkpoints = os.environ.get("SKEP_CHECKPOINTS", "")
+    for place in (FAST, Path(checkpoints) if checkpoints else FAST):
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 2 * size:
+                return place
+    return None
+
+
+def _read(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each file's path in `folder` and its bytes, mapped: they outlive the file's name.
+
+    Raises:
+        Broken: There are more than FILES_MAX files.
+    """
+    import torch
+
+    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    if len(files) > FILES_MAX:
+        reason = f"the library's checkpoint has {len(files)} files, at most are {FILES_MAX}"
+        raise Broken(reason)
+    for file in files:
+        size = file.stat().st_size
+        data = torch.empty(0, dtype=torch.uint8)
+        if size:
+            data = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+        yield file.relative_to(folder).as_posix(), data
+
+
+def _write(found: Mapping[str, Any], size: int) -> Path:
+    """Put files into a new folder; return it.
+
+    Raises:
+        Broken: A path leads out of the folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="skep-library-", dir=_place(size)))
+    for name, data in found.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            reason = f"the checkpoint has a file {name!r}, which is not below its folder"
+            raise Broken(reason)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        view, alive = host_bytes(data)
+        (folder / path).write_bytes(view)
+        del view, alive
+    return folder
+
+
+def _of_all_ranks(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the files of every rank: a library reads on each what it wrote on the first."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return found
+    if distributed.get_world_size() < 2:
+        return found
+    import torch
+
+    group = distributed.new_group(backend="gloo")
+    mine = {name: data.numel() for name, data in found.items()}
+    all_: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(all_, mine, group=group)
+    whole = dict(found)
+    for rank, sizes in enumerate(all_):
+        for name, size in sizes.items():
+            if all(name in each for each in all_) or any(name in each for each in all_[:rank]):
+                continue  # Everybody has it, or it has been sent.
+            data = found[name] if name in mine and rank == distributed.get_rank() else None
+            data = torch.empty(size, dtype=torch.uint8) if data is None else data
+            if size:
+                distributed.broadcast(data, rank, group=group)
+            whole.setdefault(name, data)
+    complain(f"the checkpoint is of {len(all_)} ranks, {len(whole)} files")
+    return whole

@@ -1,0 +1,164 @@
+"""Real libraries go on from every boundary to the same bits; each only if it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from skep_job.cooperate.library_run import LibraryRun
+from tests import needs
+from tests.run_kit import check
+
+pytestmark = [pytest.mark.torch, pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
+
+See = Callable[[object], None]
+ROWS = 16
+
+
+def callback(name: str, run: LibraryRun) -> Any:
+    """Return a new callback of a library, which drives `run`."""
+    module: Any = importlib.import_module(f"skep_job.{name}")
+    before = module.begin_library
+    module.begin_library = lambda _every, _keep: run
+    try:
+        return module.SkepCallback()
+    finally:
+        module.begin_library = before
+
+
+def rows(width: int) -> torch.Tensor:
+    return torch.randn(ROWS, width, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("accumulate, validate", [(1, 1.0), (2, 4)])
+def test_lightning(tmp_path: Path, accumulate: int, validate: float) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        needs.skip("lightning is not installed")
+    import lightning
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self, see: See) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))
+            self.see = see
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            loss = (self.net(batch[0]) - batch[0]).square().mean()
+            self.see((self.current_epoch, number, batch[0].tolist(), loss.item()))
+            return loss
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.see(("validation", torch.rand(1).item()))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), 0.01)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def fit(run: LibraryRun, see: See) -> None:
+        lightning.seed_everything(3, verbose=False)
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            accumulate_grad_batches=accumulate,
+            val_check_interval=validate,
+            default_root_dir=tmp_path,
+            callbacks=[callback("lightning_callback", run)],
+        )
+        data = TensorDataset(rows(4))
+        trainer.fit(Model(see), DataLoader(data, 2, shuffle=True), DataLoader(data, 8))
+
+    assert len(check(fit, make=LibraryRun)) > ROWS
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_transformers(tmp_path: Path, accumulate: int) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        needs.skip("transformers is not installed")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.net(x) - labels).square().mean()}
+
+    def train(run: LibraryRun, see: See) -> None:
+        class Sees(TrainerCallback):  # type: ignore[misc]
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
+                if "loss" in logs:
+                    see((state.global_step, logs["loss"], logs["learning_rate"]))
+
+        torch.manual_seed(3)
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            num_train_epochs=2,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=accumulate,
+            logging_steps=3,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        model = Model()
+        data = [{"x": row, "labels": row} for row in rows(4)]
+        skep = callback("hf", run)
+        Trainer(model, args, train_dataset=data, callbacks=[skep, Sees()]).train()
+        see([each.tolist() for each in model.state_dict().values()])
+
+    assert len(check(train, make=LibraryRun)) == 2 * ROWS // 2 // accumulate // 3 + 1
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_keras(arrays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("keras") is None:
+        needs.skip("keras is not installed")
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    import keras
+
+    def fit(run: LibraryRun, see: See) -> None:
+        keras.utils.set_random_seed(3)
+        given = keras.Input((4,))
+        inner = keras.layers.BatchNormalization()(keras.layers.Dense(4)(given))
+        model = keras.Model(given, keras.layers.Dense(4)(keras.layers.Dropout(0.3)(inner)))
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        tells = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: see((batch, dict(logs))),
+            on_epoch_end=lambda epoch, logs: see((epoch, dict(logs))),
+        )
+        x = rows(4)
+        data: Any = (x.numpy(), x.numpy()) if arrays else (DataLoader(Pairs(x), 2, shuffle=True),)
+        more = {"batch_size": 2} if arrays else {}
+        callbacks = [tells, callback("keras_callback", run), tells]
+        check_ = (x.numpy()[:4], x.numpy()[:4])
+        history = model.fit(
+            *data, epochs=2, verbose=0, validation_data=check_, callbacks=callbacks, **more
+        )
+        see([history.epoch, history.history])
+        see([keras.ops.convert_to_numpy(each).tolist() for each in model.weights])
+
+    assert len(check(fit, make=LibraryRun)) == 2 * (ROWS + 2) + 2
+
+
+class Pairs(TensorDataset):
+    """Rows that are their own target."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__(x, x)

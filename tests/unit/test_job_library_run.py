@@ -1,0 +1,142 @@
+"""A library that owns the loop goes on from every boundary to the same bits, by its own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from skep_job import accelerate_loop
+from skep_job.cooperate.begin import begin_library
+from skep_job.cooperate.library_run import FILES_MAX, Files, LibraryRun, _read, _write
+from skep_job.cooperate.run import Extra, Run, UsageError
+from skep_job.data.loader_place import LoaderPlace, placeable
+from skep_job.state.transfer import Broken
+from tests.run_kit import check
+
+pytestmark = pytest.mark.torch
+
+See = Callable[[object], None]
+EPOCHS = 2
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    made = torch.Generator().manual_seed(5)
+    return DataLoader(TensorDataset(torch.randn(10, 4, generator=made)), 2, shuffle=True, **options)
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_a_library_goes_on_from_its_own_files(own_generator: bool) -> None:
+    """The library is a loop that writes what it has; Skep keeps its place and chance."""
+
+    def fit(run: LibraryRun, see: See) -> None:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))
+        opt = torch.optim.Adam(model.parameters())
+        made = loader(generator=torch.Generator().manual_seed(9) if own_generator else None)
+        place, at = LoaderPlace(made), {"epoch": 0, "batch": 0}
+
+        def save(folder: Path) -> None:
+            (folder / "parts").mkdir()
+            torch.save([model.state_dict(), opt.state_dict()], folder / "parts" / "state.pt")
+            (folder / "empty").touch()
+
+        run.keep("at", Extra(lambda: {**at, "loader": place.take(at["batch"])}, lambda _: None))
+        folder = run.begin(save, model)
+        if folder is not None:
+            model_state, opt_state = torch.load(folder / "parts" / "state.pt")
+            model.load_state_dict(model_state)
+            opt.load_state_dict(opt_state)
+            assert (folder / "empty").read_bytes() == b""
+            run.forget()
+            assert not folder.exists()
+            at.update({name: run.taken("at")[name] for name in at})
+            place.put(run.taken("at")["loader"], run.arrive)
+        for epoch in range(at["epoch"], EPOCHS):
+            at["epoch"] = epoch
+            for (x,) in made:
+                opt.zero_grad()
+                loss = (model(x) - x).square().mean()
+                torch.autograd.backward(loss)
+                opt.step()
+                at["batch"] += 1
+                see((epoch, x.tolist(), loss.item(), torch.rand(1).item()))
+                run.tick()
+                if at["batch"] < len(made):  # As libraries do at the end of an epoch.
+                    run.between()
+            at["batch"] = 0
+        run.end()
+
+    seen = check(fit, make=LibraryRun)
+    assert len(seen) == EPOCHS * 5
+
+
+def test_the_own_loop_of_a_script_goes_on_with_one_line() -> None:
+    """Training passes are those in which the model is in training mode; others are left alone."""
+
+    class Accelerator:
+        """As much of one as is looked at."""
+
+        def __init__(self, model: nn.Module) -> None:
+            self._models = [model]
+
+    def script(run: Run, see: See) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        training, validation = loader(), loader()
+        run.track(model=model, opt=opt)
+        for each in (training, validation):
+            accelerate_loop._follow(each, run, Accelerator(model))
+        for _ in range(EPOCHS):
+            model.train()
+            for (x,) in training:
+                loss = (model(x) - x).square().mean()
+                opt.zero_grad()
+                torch.autograd.backward(loss)
+                opt.step()
+                see(loss.item())
+            model.eval()
+            assert len(list(validation)) == 5
+
+    assert len(check(script, some="done twice")) == EPOCHS * 5
+
+
+def test_what_is_not_stored_is_refused(tmp_path: Path) -> None:
+    files = Files()
+    assert files.state_dict() == {}  # A successor, which has nothing yet.
+    files.training = True
+    with pytest.raises(Broken, match="only the first training of a process is stored, and it is"):
+        files.state_dict()
+    files.save, files.model = lambda _: None, nn.Linear(2, 2)
+    assert files.state_dict() == {}
+    files.model.weight.data.untyped_storage().resize_(0)
+    with pytest.raises(Broken, match="the job's memory is released: resume it first"):
+        files.state_dict()
+    data = torch.zeros(1, dtype=torch.uint8)
+    for name in ("/etc/passwd", "../above", "a/../../b"):
+        with pytest.raises(Broken, match="not below its folder"):
+            _write({name: data}, 1)
+    assert not placeable([1, 2])
+    for number in range(FILES_MAX + 1):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(Broken, match=f"has {FILES_MAX + 1} files, at most are {FILES_MAX}"):
+        dict(_read(tmp_path))
+
+
+def test_a_second_training_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skep_job.cooperate.begin._run", None)
+    run = begin_library(None, 2)
+    assert not run.active
+    assert begin_library("10m", 3) is run
+    assert run.begin(lambda _: None, nn.Linear(1, 1)) is None
+    assert run.begin(lambda _: None, nn.Linear(1, 1)) is None
+    with pytest.raises(ValueError, match="keep=0: expected how many checkpoints to keep"):
+        begin_library(None, 0)
+    monkeypatch.setattr("skep_job.cooperate.begin._run", Run())
+    with pytest.raises(UsageError, match="the callback is of no use beside init"):
+        begin_library(None, 2)
