@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, folder: Path, options: argparse.Namespace, *, warm: bool) -> None:
         self.folder, self.options, self.warm = folder, options, warm
-        given = {"SKEP_WARM_PROCESSES": "2"} if warm else {}
+        given = {"SKEP_WARM_PROCESSES": "2" if warm else "0"}
         self.cluster = Embedded(folder / "home", given)
         self.file = folder / "first"
 

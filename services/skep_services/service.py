@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import ssl
@@ -225,7 +226,29 @@ def logger(service: str) -> Any:
         logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
+    _log_of_modules(service)
     return structlog.get_logger(service=service)
+
+
+def _log_of_modules(service: str) -> None:
+    """Write what modules report by `logging` as the same lines, from `info` on."""
+    about: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        lambda _logger, _method, event: {"service": service, **event},
+    ]
+    lines: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.JSONRenderer(serializer=lambda value, **_: _json(value).decode()),
+    ]
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processors=lines, foreign_pre_chain=about)
+    )
+    modules = logging.getLogger("skep_services")
+    modules.handlers[:] = [handler]
+    modules.setLevel(logging.INFO)
 
 
 def _json(value: Any, **_: Any) -> bytes:

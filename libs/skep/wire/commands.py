@@ -105,8 +105,9 @@ class BindJob(Message, frozen=True, tag="bind-job"):
     thousandths; 0: whole ones. After `idle_s` seconds (0: never) without a mini-batch and without
     any use of its devices the agent says in its heartbeats that the part is idle. `stdin` is a file
     in the folder of `code`, or without one a full path: the standard input of rank 0. With `resume`
-    the ranks look for a checkpoint of an earlier attempt before their command begins. After `hung_s`
-    seconds (0: never) without a mini-batch the agent says in its heartbeats that the part hangs.
+    the ranks look for a checkpoint of an earlier attempt before their command begins. After
+    `hung_s` seconds (0: never) without a mini-batch the agent says in its heartbeats that the part
+    hangs.
     """
 
     order: Count

@@ -82,9 +82,9 @@ class PhaseChanged(Message, frozen=True, tag="phase-changed"):
 class Stalled(Message, frozen=True, tag="stalled"):
     """A job that made mini-batches makes none, on `skep.v1.finding.stall`.
 
-    `since` is when its latest mini-batch ended; `over` says that it has resumed. `code` is a `Hang`,
-    if it is known what keeps the gang, `behind` the ranks that do, `nodes` where these are, and
-    `text` says it.
+    `since` is when its latest mini-batch ended; `over` says that it has resumed. `code` is a
+    `Hang`, if it is known what keeps the gang, `behind` the ranks that do, `nodes` where these
+    are, and `text` says it.
     """
 
     at: Moment

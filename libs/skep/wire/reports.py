@@ -114,8 +114,8 @@ class RankProgress(Message, frozen=True):
     ended (0 if none), `utilisation` thousandths of the rank's devices in use, `memory` bytes.
     `values` are numbers about the training, such as its loss, as of mini-batch `values_step`.
     `next_at`: when the next mini-batch ends, where that is known (`JobProgress.lasts`); 0: it makes
-    none. `fingerprint` and `timing` are told every few seconds, of one rank of the gang. `stands` is
-    told while it makes no mini-batches.
+    none. `fingerprint` and `timing` are told every few seconds, of one rank of the gang.
+    `stands` is told while it makes no mini-batches.
     """
 
     rank: Rank

@@ -19,6 +19,8 @@ ACCESS = "access"
 NOTIFIER = "notifier"
 """The service that only a cluster with targets of notices has."""
 NATS = "nats"
+WARM_NODES_MAX = 4
+"""Nodes of one machine that each have a warm process; of more, their memory would add up."""
 
 NOT_PASSED_ON = (
     "SKEP_API",
@@ -145,6 +147,7 @@ def _agent(node: NodeConfig, base: Mapping[str, str], cluster: Cluster, home: st
     env = {
         **({} if base.get("SKEP_LAUNCHER") else shared),
         "SKEP_JOB_LOG_DAYS": str(cluster.retention.job_log_days),
+        "SKEP_WARM_PROCESSES": "1" if len(cluster.nodes) <= WARM_NODES_MAX else "0",
         **base,
         "SKEP_NODE": node.name,
         "SKEP_GPUS": str(node.gpus),
