@@ -191,8 +191,8 @@ class ElasticGang:
         self.store.process.kill()
         self.store.close()
 
-    def start(self, rank: int, world: int, *, awaits: bool = False, **options: Any) -> Member:
-        """Start one process, of the first gang or as a newcomer."""
+    def start(self, rank: int, world: int, *, awaits: str = "", **options: Any) -> Member:
+        """Start one process, of the first gang or as a newcomer or successor."""
         folder = self._folder / str(len(self.members))
         folder.mkdir()
         env = {
@@ -204,14 +204,14 @@ class ElasticGang:
             "SKEP_GEN": str(self.attempt),
         }
         if awaits:
-            env["SKEP_AWAITS"] = "generation-1"
+            env |= {"SKEP_AWAITS": awaits, "SKEP_HOST": "127.0.0.1"}
         member = Member(self._script, folder, env, {**self._options, **options})
         self.members.append(member)
         return member
 
     def newcomer(self, rank: int, **options: Any) -> Member:
         """Start a process that is to have this rank, and return once it is ready."""
-        member = self.start(rank, 0, awaits=True, **options)
+        member = self.start(rank, 0, awaits="generation-1", **options)
         member.wait_told("ready")
         return member
 
