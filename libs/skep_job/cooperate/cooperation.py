@@ -339,7 +339,7 @@ class Cooperation:
         from skep_job.cooperate.run import UsageError
 
         theirs = self._together.of_all(_version_number(torch.__version__))
-        if len(set(theirs)) > 1:
+        if any(each != theirs[0] for each in theirs):
             named = ", ".join(f"rank {n}: {'.'.join(map(str, v))}" for n, v in enumerate(theirs))
             reason = (
                 f"the ranks have different versions of PyTorch ({named}), and each has a part of "
