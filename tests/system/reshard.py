@@ -6,6 +6,7 @@
     tensor     tensor parallel: 4 -> 2 -> 4, and FSDP2 within it: 4 -> 2
     bad        a shard missing or damaged, a full disk, splits that cannot be, versions that differ
     speed      FSDP2 of 100 M parameters on 4 ranks: how long a checkpoint and a resize stand still
+    move       the same moved to warm successors, beside what the link takes for the bytes
 
 Prints one JSON object. `--only NAME` plays one of them. Full disks need root.
 """
@@ -13,12 +14,16 @@ Prints one JSON object. `--only NAME` plays one of them. Full disks need root.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
+import socket
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,8 @@ LARGE = {"width": 1024, "layers": 8, "heads": 16, "global_batch": 12, "samples":
 """100.7 million parameters; mini-batches as small as they can be."""
 MARGIN = 2
 """Mini-batches between an order and the step that it names."""
+END_S = 600.0
+"""A run of four ranks on two cores that others use too has taken two minutes."""
 BOUND = 1e-5
 """Relative: sums over another number of ranks are added in another order."""
 
@@ -77,6 +84,8 @@ def alone(folder: Path, world: int, **options: Any) -> tuple[dict[int, float], s
 
 def ends(members: list[Member]) -> None:
     """Wait for the good end of all."""
+    for member in members:
+        member.process.wait(END_S)
     statuses = [member.end() for member in members]
     assert not any(statuses), (statuses, "".join("".join(m.errors[-20:]) for m in members))
 
@@ -154,6 +163,7 @@ def restart(folder: Path) -> dict[str, Any]:
                 "same_bits": after == {step: whole[step] for step in after},
                 "same_digest": members[0].said("digest") == digest,
             }
+            say(f"4 -> {world}: {json.dumps(found[f'4 -> {world}'])}")
     return found
 
 
@@ -231,6 +241,7 @@ def fixed(folder: Path) -> dict[str, Any]:
                 "same_losses": after == {step: whole[step] for step in after},
             }
         found[how] = same
+        say(f"{how}: {json.dumps(same)}")
     return found
 
 
@@ -376,7 +387,59 @@ def bad(folder: Path) -> dict[str, Any]:
         place = folder / str(number)
         place.mkdir()
         found[name] = play(place)
+        say(json.dumps(found[name]))
     return found
+
+
+def link_ms(size: int, streams: int) -> float:
+    """Return how long the loopback takes for as many bytes at once, and nothing but bytes."""
+    data = bytearray(size // streams)
+
+    def send(address: tuple[str, int]) -> None:
+        with socket.create_connection(address) as peer:
+            peer.sendall(data)
+
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(streams)
+        ]
+        into = [bytearray(len(data)) for _ in servers]
+        pool = stack.enter_context(ThreadPoolExecutor(2 * streams))
+        since = time.monotonic()
+        senders = [pool.submit(send, each.getsockname()) for each in servers]
+        receivers = [pool.submit(receive, *each) for each in zip(servers, into, strict=True)]
+        for each in (*senders, *receivers):
+            each.result()
+        return (time.monotonic() - since) * 1e3
+
+
+def receive(server: socket.socket, into: bytearray) -> None:
+    """Fill memory from the first connection."""
+    peer, _ = server.accept()
+    view, done = memoryview(into), 0
+    with peer:
+        while done < len(view):
+            count = peer.recv_into(view[done:])
+            assert count, "the connection ended"
+            done += count
+
+
+def move(folder: Path) -> dict[str, Any]:
+    """100 M parameters: how long a move to warm successors stands still, and what the link takes."""
+    with gang(folder, hold=[2], elastic=False, **LARGE) as of:
+        later = moved(of, [of.start(rank, 4) for rank in range(4)], 2)
+        pauses = [int(str(member.wait_told("resumed")["pause_ns"])) for member in later]
+        sizes = [int(str(member.answers("loaded")[-1]["bytes"])) for member in later]
+    link = statistics.median(link_ms(sum(sizes), len(sizes)) for _ in range(5))
+    pause = max(pauses) / 1e6
+    return {
+        "pauses_ms": [round(each / 1e6, 1) for each in pauses],
+        "bytes": sum(sizes),
+        "link_ms": round(link, 1),
+        "link_gbit_s": round(sum(sizes) * 8 / link / 1e6, 1),
+        "bar_ms": round(1.5 * link + 300, 1),
+        "reached": pause <= 1.5 * link + 300,
+    }
 
 
 def speed(folder: Path) -> dict[str, Any]:
@@ -418,6 +481,7 @@ PLAYS = {
     "tensor": tensor,
     "bad": bad,
     "speed": speed,
+    "move": move,
 }
 
 
