@@ -165,6 +165,7 @@ class ElasticGang:
 
     def __init__(self, folder: Path, script: Path = SCRIPT, **options: Any) -> None:
         self._folder = folder
+        self.checkpoints = folder / "checkpoints"
         self._script = script
         self._options = options
         self.store = Store()
@@ -200,7 +201,7 @@ class ElasticGang:
             "WORLD_SIZE": str(world),
             "SKEP_STORE": f"{self.store.host}:{self.store.port}",
             "OMP_NUM_THREADS": "1",
-            "SKEP_CHECKPOINTS": str(self._folder / "checkpoints"),
+            "SKEP_CHECKPOINTS": str(self.checkpoints),
             "SKEP_GEN": str(self.attempt),
         }
         if awaits:

@@ -6,6 +6,8 @@
     tensor     tensor parallel: 4 -> 2 -> 4, and FSDP2 within it: 4 -> 2
     bad        a shard missing or damaged, a full disk, splits that cannot be, versions that differ
     speed      FSDP2 of 100 M parameters on 4 ranks: how long a checkpoint and a resize stand still
+    phases     a rank is killed in each phase of a change and of a checkpoint
+    lost       a rank is killed at any moment while checkpoints are written (`--seeds`)
     move       the same moved to warm successors, beside what the link takes for the bytes
 
 Prints one JSON object. `--only NAME` plays one of them. Full disks need root.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
 import re
 import socket
 import statistics
@@ -27,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from skep_job.state.checkpoint_folder import Checkpoints
 from skep_services.launcher import kernel
 from tests.support.elastic_gang import ElasticGang, Member, Store
 
@@ -264,6 +268,114 @@ def tensor(folder: Path) -> dict[str, Any]:
     return found
 
 
+SMALL = {"layers": 1, "sizes": [1, 4]}
+"""The smallest model of three ranks."""
+
+
+def killed(of: ElasticGang, members: list[Member], whole: dict[int, float]) -> dict[str, Any]:
+    """Wait until the ranks that lost one have ended, and go on from what is stored.
+
+    Args:
+        of: The gang, one of whose ranks is dead.
+        members: All of them.
+        whole: The losses of a run that nobody touched.
+    """
+    for member in members:
+        member.process.wait(END_S)
+    statuses = [member.end() for member in members]
+    folder = Checkpoints(of.checkpoints, "j7", of.attempt, 0, 1)
+    newest = max((each[0].step for each in folder.wholes()), default=0)
+    reached = max((step for member in members for step, *_ in said_losses(member)), default=-1) + 1
+    later = again(of, 3, die="")
+    after = losses(later)
+    found = {
+        "ended": statuses,
+        "newest_whole": newest,
+        "goes_on_after": min(after),
+        "mini_batches_lost": reached - newest,
+        "largest_relative_difference": difference(after, whole),
+    }
+    found["ok"] = (
+        0 not in statuses and min(after) == newest and found["largest_relative_difference"] <= BOUND
+    )
+    say(json.dumps(found))
+    return found
+
+
+def said_losses(member: Member) -> list[list[Any]]:
+    """Return the losses that a member told at its end; none if it was killed."""
+    return next((line["losses"] for line in reversed(member.lines) if "losses" in line), [])
+
+
+def lost(folder: Path, seeds: int = 5) -> dict[str, Any]:
+    """A rank is killed at any moment while checkpoints are written; the gang goes on from one."""
+    whole, _ = alone(folder / "alone", 3, **SMALL)
+    found: dict[str, Any] = {}
+    for seed in range(seeds):
+        chance = random.Random(seed)
+        at, victim = chance.randrange(1, 15), chance.randrange(3)
+        with gang(folder / str(seed), every=0.05, **SMALL) as of:
+            members = [of.start(n, 3, hold=[at] if n == victim else []) for n in range(3)]
+            members[victim].wait_holding(at)  # A checkpoint may be in the middle of its writing.
+            members[victim].process.kill()
+            found[str(seed)] = {"killed": [victim, at], **killed(of, members, whole)}
+    return found
+
+
+def phases(folder: Path) -> dict[str, Any]:
+    """A rank dies in each phase of a change or of a checkpoint."""
+    whole, _ = alone(folder / "two", 2, **SMALL)
+    triple, _ = alone(folder / "three", 3, **SMALL)
+    found: dict[str, Any] = {}
+    newcomers = ("take", "renew", "enter")
+    with gang(folder / "newcomers", hold=[2, 6, 10], patience_s=10.0, **SMALL) as of:
+        a, b = (of.start(rank, 2) for rank in range(2))
+        for phase, at in zip(newcomers, (2, 6, 10), strict=True):
+            dies = of.newcomer(2, die=phase)
+            for member in (a, b):
+                member.wait_holding(at)
+            order = of.rescale({a: 0, b: 1, dies: 2}, at + MARGIN)
+            for member in (a, b):
+                member.go("due")
+            told = [m.wait_any(("rescaled", "failed"), order=order) for m in (a, b)]
+            found[f"newcomer/{phase}"] = {"said": told[0].get("error", told[0]["type"])}
+            say(json.dumps(found))
+        ends([a, b])
+        same = losses([a, b]) == whole
+        for phase in newcomers:
+            found[f"newcomer/{phase}"]["ok"] = same and "said" in found[f"newcomer/{phase}"]
+    for phase in ("offer", "after-offer", "give", "renew", "enter"):
+        with gang(folder / f"old-{phase}", hold=[1, 5], patience_s=10.0, **SMALL) as of:
+            a, b, c = members = [of.start(n, 3, die=phase if n == 2 else "") for n in range(3)]
+            for member in members:
+                member.wait_holding(1)
+            of.checkpoint(1 + MARGIN, *members)
+            for member in members:
+                member.go("order")
+            for member in members:
+                member.wait_told("checkpointed")
+            places = {a: 0, b: -1, c: 1} if phase == "give" else {a: 0, b: 1, c: 2}
+            if phase != "give":
+                places[of.newcomer(3)] = 3
+            for member in members:
+                member.wait_holding(5)
+            of.rescale(places, 5 + MARGIN)
+            for member in members:
+                member.go("due")
+            found[f"old/{phase}"] = killed(of, members, triple)
+    for phase in ("write", "after-write"):
+        with gang(folder / phase, hold=[1], **SMALL) as of:
+            members = [of.start(n, 3) for n in range(2)]
+            members.append(of.start(2, 3, die=phase))
+            for member in members:
+                member.wait_holding(1)
+            of.checkpoint(1 + MARGIN, *members)
+            for member in members:
+                member.go("order")
+            found[f"checkpoint/{phase}"] = killed(of, members, triple)
+    return found
+
+
 def said(member: Member, pattern: str) -> str:
     """Return the line of a job's log that has a pattern."""
     lines = [line.strip() for line in member.errors if re.search(pattern, line)]
@@ -474,7 +586,7 @@ def speed(folder: Path) -> dict[str, Any]:
         }
 
 
-PLAYS = {
+PLAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "curve": curve,
     "fixed": fixed,
     "restart": restart,
@@ -482,6 +594,8 @@ PLAYS = {
     "bad": bad,
     "speed": speed,
     "move": move,
+    "phases": phases,
+    "lost": lost,
 }
 
 
@@ -493,6 +607,7 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--only", choices=sorted(PLAYS), action="append", default=[])
+    parser.add_argument("--seeds", type=int, default=5, help="runs of `lost` (default 5)")
     arguments = parser.parse_args()
     found: dict[str, Any] = {}
     for name, play in PLAYS.items():
@@ -500,7 +615,8 @@ def main() -> int:
             continue
         say(name)
         with tempfile.TemporaryDirectory(prefix="skep-reshard-") as folder:
-            found[name] = play(Path(folder))
+            given = (arguments.seeds,) if name == "lost" else ()
+            found[name] = play(Path(folder), *given)
     print(json.dumps(found, indent=1))
     return 0
 

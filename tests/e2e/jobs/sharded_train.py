@@ -5,7 +5,7 @@ Arguments: a JSON object (see `OPTIONS`). Prints one JSON line for what it was a
 `elastic`: whether the number of ranks may change. `hold`: before these mini-batches it prints and
 reads a line. After "due" it waits until it knows of a change of the gang, after "order" until it
 knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_version`: what it takes
-its PyTorch for.
+its PyTorch for. `die`: where this process kills itself, see `plant`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ OPTIONS: dict[str, Any] = {
     "decay": 0.01,
     "fail_to_split_at": 0,
     "torch_version": "",
+    "die": "",
 }
 WORDS, LENGTH = 32, 8
 
@@ -242,8 +244,37 @@ def begin(options: dict[str, Any]) -> tuple[Any, Any, int, Any]:
     return skep_job.init(checkpoint_every=options["every"]), model, share, together
 
 
+def plant(where: str) -> None:
+    """Have this process kill itself once it gets to a place, or (`after-`) past it."""
+    from skep_job.elastic.agreement import Round
+    from skep_job.shards.model import SplitModel
+    from skep_job.shards.peers import Offer
+    from skep_job.shards.regroup import Regroup
+    from skep_job.state import checkpoint_file
+
+    places: dict[str, tuple[Any, str]] = {
+        "offer": (Regroup, "offer"),
+        "take": (Regroup, "take"),
+        "renew": (SplitModel, "renew"),
+        "give": (Offer, "_give"),
+        "enter": (Round, "enter"),
+        "write": (checkpoint_file, "write"),
+    }
+    planted, name = places[where.removeprefix("after-")]
+    original = getattr(planted, name)
+
+    def die(*given: Any, **named: Any) -> None:
+        if where.startswith("after-"):
+            original(*given, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(planted, name, die)
+
+
 def main() -> None:
     options = OPTIONS | json.loads(sys.argv[1])
+    if options["die"]:
+        plant(options["die"])
     torch.set_num_threads(1)
     torch.manual_seed(3)
     if options["torch_version"]:
