@@ -20,6 +20,7 @@ import contextlib
 import json
 import random
 import re
+import shutil
 import socket
 import statistics
 import sys
@@ -382,71 +383,49 @@ def said(member: Member, pattern: str) -> str:
     return lines[0] if lines else f"nothing like {pattern}: {''.join(member.errors)[-600:]}"
 
 
-def refused(folder: Path, world: int, **options: Any) -> dict[str, Any]:
-    """Ask for a size that cannot be; the gang must go on as it is."""
-    how = {"how": "fsdp", **options}
-    whole, _ = alone(folder / "alone", 4, **(how | {"fail_to_split_at": 0, "torch_version": ""}))
-    newcomer_options = {"torch_version": how.pop("torch_version", "")}
-    with gang(folder / "asked", hold=[4], **how) as of:
-        members = [of.start(rank, 4) for rank in range(4)]
-        places = dict(zip(members, [*range(world), -1, -1, -1, -1], strict=False))
-        if world > len(members):
-            places[of.newcomer(4, **newcomer_options)] = 4
-        told = change(of, places, 4)
-        ends(members)
-        return {
-            "said": told[0].get("error", told[0]["type"]),
-            "went_on_to_the_end_with_equal_losses": difference(losses(members), whole) == 0,
-        }
+def refused(of: ElasticGang, places: dict[Member, int], at: int) -> str:
+    """Ask for a change that cannot be; return what is said about it."""
+    told = change(of, places, at)
+    return str(told[0].get("error", told[0]["type"]))
 
 
-def damaged(folder: Path, damage: Callable[[Path], None], pattern: str, world: int) -> Any:
-    """Damage the newest checkpoint of two; the older one must be gone on from."""
-    of = gang(folder, hold=[4, 8, 11])
-    with of:
-        members = [of.start(rank, 4) for rank in range(4)]
-        for at, number in ((4, 1), (8, 2)):
-            for member in members:
-                member.wait_holding(at)
-            of.checkpoint(at + MARGIN, *members)
-            for member in members:
-                member.go("order")
-            for member in members:
-                member.wait_told("checkpointed", order=number)
-        for member in members:
-            member.close()
-        damage(folder / "checkpoints")
-        later = again(of, world)
-        return {"said": said(later[0], pattern), "goes_on_after": min(losses(later))}
+def ask(folder: Path) -> dict[str, Any]:
+    """Ask for sizes that cannot be; each gang must go on as it is."""
+    found: dict[str, Any] = {}
+    whole, _ = alone(folder / "alone", 4)
+    with gang(folder / "fsdp", hold=[2, 7], fail_to_split_at=3, sizes=[1, 5]) as of:
+        members = a, b, c, d = tuple(of.start(rank, 4) for rank in range(4))
+        stranger = of.newcomer(4, torch_version="2.12.1")
+        split = refused(of, {a: 0, b: 1, c: 2, d: -1}, 2)
+        version = refused(of, {a: 0, b: 1, c: 2, d: 3, stranger: 4}, 7)
+        ends(list(members))
+        same = {"goes_on_to_the_same_losses": losses(list(members)) == whole}
+    found["split of the script fails"] = {"said": split, **same}
+    found["version of a newcomer"] = {"said": version, **same}
+    for name, how in (("dimension", "tensor"), ("other number of devices", "both")):
+        with gang(folder / how, hold=[4], how=how) as of:
+            a, b, c, d = (of.start(rank, 4) for rank in range(4))
+            told = refused(of, {a: 0, b: 1, c: 2, d: -1}, 4)
+            ends([a, b, c, d])
+            largest = difference(losses([a, b, c, d]), whole)
+            found[name] = {"said": told, "largest_relative_difference": largest}
+        say(json.dumps(found[name]))
+    return found
 
 
-def take_away(folder: Path) -> None:
-    """Remove a shard of the newest checkpoint."""
-    next(folder.glob("*-s000000000010-r1of4.safetensors")).unlink()
-
-
-def spoil(folder: Path) -> None:
-    """Change a byte of a tensor in a shard of the newest checkpoint."""
-    path = next(folder.glob("*-s000000000010-r1of4.safetensors"))
-    data = bytearray(path.read_bytes())
-    data[-100] ^= 1
-    path.write_bytes(data)
-
-
-def full_disk(folder: Path) -> dict[str, Any]:
-    """Store twice: the second time the disk is full."""
-    of = gang(folder, hold=[4, 8, 11])
+def damage(folder: Path) -> dict[str, Any]:
+    """Store until the disk is full; then damage copies of what was stored, and go on from them."""
+    found: dict[str, Any] = {}
     place = folder / "checkpoints"
     place.mkdir()
     kernel.mount("none", str(place), "tmpfs", 0, "size=4m,mode=700")
     try:
-        with of:
+        with gang(folder, hold=[2, 6, 10, 13]) as of:
             members = [of.start(rank, 4) for rank in range(4)]
-            answers = []
-            for at, number in ((4, 1), (8, 2)):
+            for at, number in ((2, 1), (6, 2), (10, 3)):
                 for member in members:
                     member.wait_holding(at)
-                if number == 2:
+                if number == 3:
                     fill(place)
                 of.checkpoint(at + MARGIN, *members)
                 for member in members:
@@ -454,12 +433,39 @@ def full_disk(folder: Path) -> dict[str, Any]:
                 kinds = ("checkpointed", "failed")
                 answers = [m.wait_any(kinds, order=number) for m in members]
             for member in members:
+                member.wait_holding(13)
                 member.close()
             (place / "ballast").unlink()
-            later = again(of, 2)
-            return {"said": answers[0].get("error"), "goes_on_after": min(losses(later))}
+            for name, spoil, pattern in (
+                ("shard missing", take_away, "passed over"),
+                ("shard damaged", change_a_byte, "passed over"),
+                ("disk full", None, "none"),
+            ):
+                kept = folder / name
+                shutil.copytree(place, kept)
+                if spoil is not None:
+                    spoil(kept)
+                of.checkpoints = kept
+                later = again(of, 2 if spoil is take_away else 1)
+                text = said(later[0], pattern) if spoil else answers[0].get("error")
+                found[name] = {"said": text, "goes_on_after": min(losses(later))}
+                say(json.dumps(found[name]))
     finally:
         kernel.unmount(str(place))
+    return found
+
+
+def take_away(folder: Path) -> None:
+    """Remove a shard of the newest checkpoint."""
+    next(folder.glob("*-s000000000008-r1of4.safetensors")).unlink()
+
+
+def change_a_byte(folder: Path) -> None:
+    """Change a byte of a tensor in a shard of the newest checkpoint."""
+    path = next(folder.glob("*-s000000000008-r1of4.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
 
 
 def fill(place: Path) -> None:
@@ -483,24 +489,12 @@ def versions(folder: Path) -> dict[str, Any]:
 
 def bad(folder: Path) -> dict[str, Any]:
     """Everything that cannot be, one line for each."""
-    plays: dict[str, Callable[[Path], Any]] = {
-        "shard missing": lambda f: damaged(f, take_away, "passed over", 2),
-        "shard damaged": lambda f: damaged(f, spoil, "passed over", 2),
-        "disk full": full_disk,
-        "dimension that cannot be split": lambda f: refused(f, 3, how="tensor"),
-        "split of the script fails": lambda f: refused(f, 3, fail_to_split_at=3),
-        "other number of devices": lambda f: refused(f, 3, how="both"),
-        "versions of PyTorch at the start": versions,
-        "version of a newcomer": lambda f: refused(f, 5, sizes=[1, 5], torch_version="2.12.1"),
-    }
     found: dict[str, Any] = {}
-    for number, (name, play) in enumerate(plays.items()):
-        say(f"bad: {name}")
-        place = folder / str(number)
+    for play in (damage, ask):
+        place = folder / play.__name__
         place.mkdir()
-        found[name] = play(place)
-        say(json.dumps(found[name]))
-    return found
+        found |= play(place)
+    return found | {"versions of PyTorch at the start": versions(folder / "versions")}
 
 
 def link_ms(size: int, streams: int) -> float:
@@ -537,7 +531,7 @@ def receive(server: socket.socket, into: bytearray) -> None:
 
 
 def move(folder: Path) -> dict[str, Any]:
-    """100 M parameters: how long a move to warm successors stands still, and what the link takes."""
+    """100 M parameters: a move to warm successors beside what the link takes."""
     with gang(folder, hold=[2], elastic=False, **LARGE) as of:
         later = moved(of, [of.start(rank, 4) for rank in range(4)], 2)
         pauses = [int(str(member.wait_told("resumed")["pause_ns"])) for member in later]

@@ -189,7 +189,7 @@ def test_what_is_written_later_is_what_was_at_the_boundary() -> None:
     written: list[Any] = []
     later = Later()
     state = Snapshot({}, {"w": weight.detach(), "n": torch.zeros(1)})
-    later.begin(state, {"opt": optimizer}, written.append, lambda *_: None)
+    later.begin(state, {"opt": optimizer}, written.append, lambda *_: None, 0)
     state.tensors["n"] += 1
     weight.grad = torch.ones(64, 1024)
     optimizer.step()  # Waits until the copy is made.
@@ -214,6 +214,6 @@ def test_a_state_that_changes_while_it_is_copied_is_not_written() -> None:
     later = Later(Slow)
     state = Snapshot({}, {"w": weight.detach()})
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    later.begin(state, {"opt": optimizer}, lambda _: None, lambda *said: told.append(said))
+    later.begin(state, {"opt": optimizer}, lambda _: None, lambda *said: told.append(said), 0)
     later.settle()
     assert str(told[0][0]).startswith("the script changed w while it was copied")

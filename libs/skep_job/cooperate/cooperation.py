@@ -256,12 +256,13 @@ class Cooperation:
 
     def _save_later(self, folder: Path | None, done: Done) -> None:
         """Begin to write a checkpoint beside the training. Raises what `_save` raises."""
+        since_ns = time.monotonic_ns()
         checkpoints = self._may_save(folder)
         state, step = self._snapshot(), self._steps()
         self._require_memory(state)
         assert self._run is not None
         write = functools.partial(checkpoints.save, step=step, folder=folder)
-        self._later.begin(state, self._run.tracked, write, done)
+        self._later.begin(state, self._run.tracked, write, done, since_ns)
 
     def _checkpoint_on_time(self) -> None:
         assert self._options.every_s is not None

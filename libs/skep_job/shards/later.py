@@ -47,17 +47,22 @@ class Later:
         self._waited_ns = 0
 
     def begin(
-        self, state: Snapshot, tracked: dict[str, Any], write: Callable[[Snapshot], Any], done: Done
-    ) -> int:
-        """Begin to copy and write a state; return for how long the training stood still (ns).
+        self,
+        state: Snapshot,
+        tracked: dict[str, Any],
+        write: Callable[[Snapshot], Any],
+        done: Done,
+        since_ns: int,
+    ) -> None:
+        """Begin to copy and write a state.
 
         Args:
             state: The state; its tensors are the job's own.
             tracked: The tracked things by name.
             write: It writes a copy of the state, on a thread of this object's.
             done: It is told on that thread what came of it.
+            since_ns: Since when the training stands still, as `time.monotonic_ns` says it.
         """
-        since_ns = time.monotonic_ns()
         self.settle()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "skep-checkpoint")
@@ -90,7 +95,6 @@ class Later:
 
         stood_ns = time.monotonic_ns() - since_ns
         self._writing = self._pool.submit(work)
-        return stood_ns
 
     def settle(self) -> None:
         """Wait until nothing is copied or written any more."""
