@@ -87,5 +87,12 @@ class _File:
             for each in blocks:
                 if each.name != name:  # The sum is over all of a tensor, so that all is read.
                     name = each.name
-                    tensor = checkpoint_file.read_tensor(self._entry.path, self._stored, name)
+                    tensor = self._read(name)
                 each.into.copy_(block(tensor, each.offsets, each.lengths))
+
+    def _read(self, name: str) -> Any:
+        try:
+            return checkpoint_file.read_tensor(self._entry.path, self._stored, name)
+        except Unreadable as error:
+            reason = f"in the file of rank {self._entry.rank}, {error}"
+            raise Unreadable(reason) from error
