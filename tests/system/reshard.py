@@ -402,12 +402,13 @@ def ask(folder: Path) -> dict[str, Any]:
         same = {"goes_on_to_the_same_losses": losses(list(members)) == whole}
     found["split of the script fails"] = {"said": split, **same}
     found["version of a newcomer"] = {"said": version, **same}
+    single, _ = alone(folder / "single", 1, how="tensor")  # It is not split, and does not clip.
     for name, how in (("dimension", "tensor"), ("other number of devices", "both")):
         with gang(folder / how, hold=[4], how=how) as of:
             a, b, c, d = (of.start(rank, 4) for rank in range(4))
             told = refused(of, {a: 0, b: 1, c: 2, d: -1}, 4)
             ends([a, b, c, d])
-            largest = difference(losses([a, b, c, d]), whole)
+            largest = difference(losses([a, b, c, d]), single)
             found[name] = {"said": told, "largest_relative_difference": largest}
         say(json.dumps(found[name]))
     return found
@@ -484,7 +485,7 @@ def versions(folder: Path) -> dict[str, Any]:
     with gang(folder) as of:
         members = [of.start(0, 2), of.start(1, 2, torch_version="2.12.1")]
         statuses = [member.end() for member in members]
-        return {"said": said(members[0], "UsageError"), "ended": statuses}
+        return {"said": said(members[0], "UsageError: "), "ended": statuses}
 
 
 def bad(folder: Path) -> dict[str, Any]:

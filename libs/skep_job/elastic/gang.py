@@ -341,7 +341,7 @@ class Gang:
             raise Left
         self._take_seat(plan, first=False)
         clock.part("rebuild")
-        self._tell(plan, clock, before, sent)
+        self._tell(plan, clock, before, sent if self.regroup is None else self._taken[1])
         return True
 
     def _snapshot(self) -> snapshot.Snapshot:

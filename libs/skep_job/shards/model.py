@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from skep_job.link.orders import describe
 from skep_job.shards.gradients import fsdp_modules
 from skep_job.shards.pieces import NotThere
 from skep_job.state.piece import is_shard, local_of
@@ -119,7 +120,11 @@ class SplitModel(nn.Module):
         if seat.world == 1:
             self.data_seat = (0, 1)
             return
-        told = self._split(module)
+        try:
+            told = self._split(module)
+        except Exception as error:
+            reason = f"the script cannot split it over {seat.world} ranks: {describe(error)}"
+            raise NotThere(reason) from error
         own = (seat.rank, seat.world)
         by_mesh = isinstance(told, DeviceMesh)
         self.data_seat = (told.get_local_rank(), told.size()) if by_mesh else own
