@@ -289,16 +289,15 @@ def killed(of: ElasticGang, members: list[Member], whole: dict[int, float]) -> d
     reached = max((step for member in members for step, *_ in said_losses(member)), default=-1) + 1
     later = again(of, 3, die="")
     after = losses(later)
-    found = {
+    found: dict[str, Any] = {
         "ended": statuses,
         "newest_whole": newest,
         "goes_on_after": min(after),
         "mini_batches_lost": reached - newest,
         "largest_relative_difference": difference(after, whole),
     }
-    found["ok"] = (
-        0 not in statuses and min(after) == newest and found["largest_relative_difference"] <= BOUND
-    )
+    same = difference(after, whole) <= BOUND
+    found["ok"] = 0 not in statuses and min(after) == newest and same
     say(json.dumps(found))
     return found
 
@@ -423,6 +422,7 @@ def damage(folder: Path) -> dict[str, Any]:
     try:
         with gang(folder, hold=[2, 6, 10, 13]) as of:
             members = [of.start(rank, 4) for rank in range(4)]
+            answers: list[dict[str, Any]] = []
             for at, number in ((2, 1), (6, 2), (10, 3)):
                 for member in members:
                     member.wait_holding(at)
@@ -432,7 +432,7 @@ def damage(folder: Path) -> dict[str, Any]:
                 for member in members:
                     member.go("order")
                 kinds = ("checkpointed", "failed")
-                answers = [m.wait_any(kinds, order=number) for m in members]
+                answers = [dict(m.wait_any(kinds, order=number)) for m in members]
             for member in members:
                 member.wait_holding(13)
                 member.close()

@@ -492,14 +492,15 @@ class Gang:
         objection = self.rules.objection(plan) or ("a newcomer cannot leave" * plan.leaves)
         if objection:
             raise ValueError(objection)
-        before, clock = Seat(-1, -1, 0), Clock()
+        before = Seat(-1, -1, 0)
         round_ = Round(plan, self._folder(plan.generation), self.rules.patience_s)
         address = door.address((plan.host, plan.port))
         if not round_.knock(address):
             reason = f"rank {plan.rank} is another's, or the change was refused"
             raise CopyFailed(reason)
+        taken: tuple[dict[str, object] | None, int] = (None, 0)
         if self.regroup is None:
-            place, got = self._take_all(round_, plan, door)
+            taken = self._take_all(round_, plan, door)
             clock = Clock()
             round_.join()
             verdict = round_.verdict(self.rules.patience_s + self._copying_s(plan))
@@ -514,10 +515,8 @@ class Gang:
         if outcome != DONE:
             self._release()
             raise CopyFailed(outcome)
-        if self.regroup is not None:
-            taken, got = self._taken
-            assert taken is not None, "a newcomer had no state"
-            place = taken
+        place, got = taken if self.regroup is None else self._taken
+        assert place is not None, "a newcomer had no state"
         self._take_seat(plan, first=False)
         self._state.go_to(place)
         clock.part("rebuild")

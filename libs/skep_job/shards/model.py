@@ -121,7 +121,7 @@ class SplitModel(nn.Module):
             self.data_seat = (0, 1)
             return
         try:
-            told = self._split(module)
+            told: Any = self._split(module)
         except Exception as error:
             reason = f"the script cannot split it over {seat.world} ranks: {describe(error)}"
             raise NotThere(reason) from error
@@ -146,7 +146,8 @@ def _check(module: nn.Module, shares: int, skipped: int) -> None:
     Raises:
         NotThere: They are not.
     """
-    for name, parameter in module.named_parameters():
+    named: list[tuple[str, Any]] = list(module.named_parameters())
+    for name, parameter in named:
         if not is_shard(parameter):
             if shares > 1 and parameter.requires_grad:
                 reason = (
@@ -193,4 +194,5 @@ def _weigh(output: Any, weight: float) -> None:
         return
     for each in tree_leaves(output):
         if isinstance(each, torch.Tensor) and each.requires_grad:
-            each.register_hook(lambda gradient: gradient * weight)
+            tensor: Any = each
+            tensor.register_hook(lambda gradient: gradient * weight)

@@ -172,10 +172,10 @@ class Checkpoints:
         for each in _entries(folder or self.folder):
             found.setdefault((each.attempt, each.step, each.world), []).append(each)
         wholes = []
-        for (attempt, step, world), each in sorted(found.items(), reverse=True):
-            missing = sorted(set(range(world)) - {entry.rank for entry in each})
+        for (attempt, step, world), files in sorted(found.items(), reverse=True):
+            missing = sorted(set(range(world)) - {entry.rank for entry in files})
             if not missing:
-                wholes.append(sorted(each, key=lambda entry: entry.rank))
+                wholes.append(sorted(files, key=lambda entry: entry.rank))
             elif complain is not None:
                 complain(
                     f"the checkpoint after mini-batch {step} of attempt {attempt} is passed over: "

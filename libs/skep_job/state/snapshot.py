@@ -102,7 +102,8 @@ def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> st
         if unsplit(ours) != unsplit(theirs[name]):
             return f"{name} has other parameters or buffers"
         for path, tensor in encoder.tensors.items():
-            here = list(encoder.shards.get(path, tensor).shape)
+            whole: Any = encoder.shards.get(path, tensor)
+            here = list(whole.shape)
             if here != list(there[path].size):
                 return f"{path} is {list(there[path].size)} there and {here} here"
     return ""

@@ -84,7 +84,8 @@ class Block(nn.Module):
         q, k, v = (each(y).view(shape).transpose(1, 2) for each in (self.q, self.k, self.v))
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.between(x))))
+        widened: Tensor = self.down(nn.functional.gelu(self.up(self.between(x))))
+        return x + widened
 
 
 class Transformer(nn.Module):
@@ -159,7 +160,9 @@ def pipeline(module: Stage, rank: int, world: int) -> Any:
     def work(rows: Tensor) -> Tensor:
         found: list[Tensor] = []
         given = (rows[:, :-1],) if rank == 0 else ()
-        wanted = {"target": rows[:, 1:], "losses": found} if rank == world - 1 else {}
+        wanted: dict[str, Any] = {}
+        if rank == world - 1:
+            wanted = {"target": rows[:, 1:], "losses": found}
         schedule.step(*given, **wanted)
         return torch.stack(found).mean() if found else torch.zeros(())
 
@@ -288,7 +291,7 @@ def main() -> None:
     if options["elastic"] or how != "fsdp" or not dist.is_initialized():
         loader = DataLoader(data, batch_size=share, shuffle=True)
     else:
-        sampler = torch.utils.data.DistributedSampler(data, seed=5)
+        sampler: Any = torch.utils.data.DistributedSampler(data, seed=5)
         loader = DataLoader(data, batch_size=share, sampler=sampler)
     losses: list[list[Any]] = []
     ends: list[float] = []
