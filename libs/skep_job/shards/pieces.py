@@ -74,12 +74,12 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
             raise NotThere(reason)
         if piece.numel:
             distinct.setdefault((piece.offsets, piece.lengths), number)
-    size: Any = torch.Size
-    chunk = lambda offsets, lengths: ChunkStorageMetadata(  # noqa: E731
-        size(offsets), size(lengths)
-    )
+
+    def chunk(offsets: tuple[int, ...], lengths: tuple[int, ...]) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths))
+
     stored = TensorStorageMetadata(
-        TensorProperties(), size(wanted.size), [chunk(*each) for each in distinct]
+        TensorProperties(), torch.Size(wanted.size), [chunk(*each) for each in distinct]
     )
     items = create_read_items_for_chunk_list(name, stored, [chunk(wanted.offsets, wanted.lengths)])
     numbers = list(distinct.values())

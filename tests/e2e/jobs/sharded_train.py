@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -181,10 +182,11 @@ def hold(run: Any, step: int) -> None:
     observation = skep_job.current()
     if word != "go" and observation is not None:
         control = observation.control
-        known = {
+        ways: dict[str, Callable[[], bool]] = {
             "due": lambda: control.due and run.gang.due,
             "order": lambda: control.due or control.held is not None,
-        }[word]
+        }
+        known = ways[word]
         while not known():
             threading.Event().wait(0.002)
 
