@@ -165,6 +165,7 @@ class ElasticGang:
 
     def __init__(self, folder: Path, script: Path = SCRIPT, **options: Any) -> None:
         self._folder = folder
+        self.checkpoints = folder / "checkpoints"
         self._script = script
         self._options = options
         self.store = Store()
@@ -191,8 +192,8 @@ class ElasticGang:
         self.store.process.kill()
         self.store.close()
 
-    def start(self, rank: int, world: int, *, awaits: bool = False, **options: Any) -> Member:
-        """Start one process, of the first gang or as a newcomer."""
+    def start(self, rank: int, world: int, *, awaits: str = "", **options: Any) -> Member:
+        """Start one process, of the first gang or as a newcomer or successor."""
         folder = self._folder / str(len(self.members))
         folder.mkdir()
         env = {
@@ -200,18 +201,18 @@ class ElasticGang:
             "WORLD_SIZE": str(world),
             "SKEP_STORE": f"{self.store.host}:{self.store.port}",
             "OMP_NUM_THREADS": "1",
-            "SKEP_CHECKPOINTS": str(self._folder / "checkpoints"),
+            "SKEP_CHECKPOINTS": str(self.checkpoints),
             "SKEP_GEN": str(self.attempt),
         }
         if awaits:
-            env["SKEP_AWAITS"] = "generation-1"
+            env |= {"SKEP_AWAITS": awaits, "SKEP_HOST": "127.0.0.1"}
         member = Member(self._script, folder, env, {**self._options, **options})
         self.members.append(member)
         return member
 
     def newcomer(self, rank: int, **options: Any) -> Member:
         """Start a process that is to have this rank, and return once it is ready."""
-        member = self.start(rank, 0, awaits=True, **options)
+        member = self.start(rank, 0, awaits="generation-1", **options)
         member.wait_told("ready")
         return member
 

@@ -11,7 +11,9 @@ training on half of it would be worse.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,9 +29,14 @@ from skep_job.cooperate.warm_up import warm_up
 from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
 from skep_job.observe.metrics import Metrics
 from skep_job.observe.reporter import complain
+from skep_job.shards import stored as stored_shards
+from skep_job.shards.gradients import has_own_gradients
+from skep_job.shards.later import Done, Later
+from skep_job.shards.pieces import NotThere
 from skep_job.state import random_state, snapshot, transfer
 from skep_job.state.checkpoint_file import Stored, Unreadable, read_tensors
 from skep_job.state.checkpoint_folder import KEEP, Checkpoints, Entry, Superseded
+from skep_job.state.piece import is_shard
 from skep_job.state.snapshot import Snapshot
 from skep_job.warm import recording
 
@@ -77,6 +84,14 @@ class Elastic(Protocol):
         """Return whether every rank has the same gradients, so that one can speak for all."""
         ...
 
+    def rank(self) -> int:
+        """Return the rank in the gang of now."""
+        ...
+
+    def is_split(self) -> bool:
+        """Return whether each rank has a part of the state, and not all of it."""
+        ...
+
 
 class Cooperation:
     """What `skep_job.cooperate.run.Under` asks for, done for one process of a job."""
@@ -102,6 +117,9 @@ class Cooperation:
         self._checkpoints = self._open(options.folder)
         self._whose = Whose(settings.job, settings.attempt, settings.process, settings.processes)
         self._elastic = options.elastic
+        self._split = False
+        """Whether this rank has a part of the state."""
+        self._later = Later()
 
     # --- what a run calls ---------------------------------------------------------------------
 
@@ -120,6 +138,9 @@ class Cooperation:
         self._together.begin()
         if self._elastic is not None:
             self._elastic.regroup(self._together.leave, self._together.begin)
+        self._split = _is_split(run.tracked, self._elastic)
+        if self._split:
+            self._check_versions()
         control.say("can", tier="cooperative", can=self._can(run))
         recording.record()
         self._catch_sigterm()
@@ -151,6 +172,7 @@ class Cooperation:
         if self._shields or os.getpid() != self._pid:
             return
         if self._control.due:
+            self._later.settle()  # What is to be suspended or moved must not be read beside it.
             self._control.boundary(self._tally.steps, cooperative=True)
         if self._elastic is not None and not self._elastic.is_whole():
             return  # On every rank alike.
@@ -167,6 +189,7 @@ class Cooperation:
         if agreed.end:
             self._end()
         if agreed.order is not None:
+            self._later.settle()
             self._control.perform(agreed.order, self._tally.steps)
         if agreed.checkpoint:
             self._checkpoint_on_time()
@@ -196,6 +219,10 @@ class Cooperation:
         path = message.get("path")
         folder = Path(path) if isinstance(path, str) and path else None
         since_ns = time.monotonic_ns()
+        if self._split:
+            self._save_later(folder, functools.partial(self._on_saved, message, self._steps()))
+            self._pause(since_ns)
+            return
         file, size = self._save(folder)
         self._control.say(
             "checkpointed",
@@ -206,11 +233,45 @@ class Cooperation:
             pause_ns=self._pause(since_ns),
         )
 
+    def _on_saved(self, message: Message, step: int, outcome: Any, stood_ns: int) -> None:
+        """Answer the order to store, on the thread that has written."""
+        if isinstance(outcome, BaseException):
+            self._control.fail(message, outcome)
+            return
+        file, size = outcome
+        self._control.say(
+            "checkpointed",
+            order=message["order"],
+            step=step,
+            bytes=size,
+            path=str(file),
+            pause_ns=stood_ns,
+        )
+
+    def _on_saved_in_time(self, step: int, outcome: Any, stood_ns: int) -> None:
+        if isinstance(outcome, BaseException):
+            complain(f"no checkpoint after mini-batch {step}: {describe(outcome)}")
+            if isinstance(outcome, Superseded):
+                self._next_at = None
+
+    def _save_later(self, folder: Path | None, done: Done) -> None:
+        """Begin to write a checkpoint beside the training. Raises what `_save` raises."""
+        since_ns = time.monotonic_ns()
+        checkpoints = self._may_save(folder)
+        state, step = self._snapshot(), self._steps()
+        self._require_memory(state)
+        assert self._run is not None
+        write = functools.partial(checkpoints.save, step=step, folder=folder)
+        self._later.begin(state, self._run.tracked, write, done, since_ns)
+
     def _checkpoint_on_time(self) -> None:
         assert self._options.every_s is not None
         since_ns = time.monotonic_ns()
         try:
-            self._save(None)
+            if self._split:
+                self._save_later(None, functools.partial(self._on_saved_in_time, self._steps()))
+            else:
+                self._save(None)
         except Exception as error:
             complain(f"no checkpoint after mini-batch {self._steps()}: {describe(error)}")
             if isinstance(error, Superseded):
@@ -234,18 +295,58 @@ class Cooperation:
             Broken: Each rank has gradients of its own, or the job's memory is released.
             OSError: There is no folder for checkpoints, or it cannot be written to.
         """
+        self._later.settle()
+        checkpoints = self._may_save(folder)
+        if self._elastic is not None and not self._elastic.writes():
+            return checkpoints.folder, 0
+        state = self._snapshot()
+        self._require_memory(state)
+        return checkpoints.save(state, self._steps(), folder)
+
+    def _may_save(self, folder: Path | None) -> Checkpoints:
+        """Return the folder of checkpoints.
+
+        Args:
+            folder: The folder to write to; None: that of the job.
+
+        Raises:
+            Broken: Each rank has gradients of its own.
+            OSError: There is no folder for checkpoints.
+        """
         checkpoints = self._checkpoints or self._open(folder)
         if checkpoints is None:
             reason = "there is no folder for checkpoints: SKEP_CHECKPOINTS is not set"
             raise OSError(reason)
-        if self._elastic is not None and not self._elastic.writes():
-            return checkpoints.folder, 0
-        if self._elastic is not None and not self._elastic.is_whole():
+        whole = self._elastic is None or self._elastic.is_whole()
+        assert self._run is not None
+        if not whole or (self._split and has_own_gradients(self._run.tracked)):
             reason = "each rank has gradients of its own within no_sync(): it is tried again later"
             raise transfer.Broken(reason)
-        state = self._snapshot()
-        self._require_memory(state)
-        return checkpoints.save(state, self._steps(), folder)
+        return checkpoints.of_part(*self._seat()) if self._split else checkpoints
+
+    def _seat(self) -> tuple[int, int]:
+        if self._elastic is not None:
+            return self._elastic.rank(), self._elastic.world()
+        return self._settings.process, self._settings.processes
+
+    def _check_versions(self) -> None:
+        """Check that the ranks can exchange parts of their state.
+
+        Raises:
+            UsageError: They have different versions of PyTorch.
+        """
+        import torch
+
+        from skep_job.cooperate.run import UsageError
+
+        theirs = self._together.of_all(_version_number(torch.__version__))
+        if any(each != theirs[0] for each in theirs):
+            named = ", ".join(f"rank {n}: {'.'.join(map(str, v))}" for n, v in enumerate(theirs))
+            reason = (
+                f"the ranks have different versions of PyTorch ({named}), and each has a part of "
+                "the state: give every node the same environment"
+            )
+            raise UsageError(reason)
 
     def _snapshot(self) -> Snapshot:
         assert self._run is not None
@@ -282,12 +383,15 @@ class Cooperation:
 
     def _newest(self, run: Run, all_: Checkpoints) -> tuple[Entry, Stored, Any] | None:
         try:
-            entries = all_.steps(complain)
+            if self._split and self._elastic is not None:
+                entries = [files[0] for files in all_.wholes(complain=complain)]
+            else:
+                entries = all_.steps(complain)
         except OSError as error:
             complain(f"the checkpoints cannot be listed: {describe(error)}")
             entries = []
         for entry in self._together.common(entries, all_):
-            loaded = _read(run, all_, entry)
+            loaded = _read(run, all_, entry, self._seat() if self._split else None)
             well = not isinstance(loaded, str)
             if self._together.all_well(well) and not isinstance(loaded, str):
                 return entry, *loaded
@@ -296,7 +400,9 @@ class Cooperation:
         return None
 
     def _succeed(self, run: Run, token: str) -> dict[str, Any]:
-        warm_up(run.tracked, self._options.warm_up)
+        if not self._split or self._options.warm_up is not None:
+            # Else ranks that guess would wait for one another within the model.
+            warm_up(run.tracked, self._options.warm_up)
         successor = Successor(self._control, self._whose, token, run.tracked, self._options.host)
         self._successor = successor
         place, message, pause_ns = successor.wait()
@@ -342,6 +448,9 @@ class Cooperation:
             **self._counts(),
             "stopped_at": time.time_ns(),
         }
+        if self._split and self._seat() != (self._whose.rank, about["world"]):
+            reason = "this rank of the gang has had another number: a move needs it as it began"
+            raise transfer.Broken(reason)
         host, port, token = message.get("host"), message.get("port"), message.get("token")
         if not isinstance(host, str) or not isinstance(port, int) or not isinstance(token, str):
             reason = "a move needs host, port and token"
@@ -444,13 +553,42 @@ class Cooperation:
         return pause_ns
 
 
-def _read(run: Run, checkpoints: Checkpoints, entry: Entry) -> tuple[Stored, Any] | str:
-    """Return a checkpoint's header and tensors, or why it cannot be used."""
+def _is_split(tracked: dict[str, Any], elastic: Elastic | None) -> bool:
+    """Return whether this rank has a part of the state, and not all of it."""
+    if elastic is not None:
+        return elastic.is_split()
+    return any(
+        is_shard(parameter)
+        for part in tracked.values()
+        if callable(getattr(part, "parameters", None))
+        for parameter in part.parameters()
+    )
+
+
+def _version_number(text: str) -> list[int]:
+    """Return a version without what names its build."""
+    numbers = [int(each) for each in re.findall(r"\d+", text.partition("+")[0])]
+    return [*numbers, 0, 0, 0][:3]
+
+
+def _read(
+    run: Run, checkpoints: Checkpoints, entry: Entry, seat: tuple[int, int] | None
+) -> tuple[Stored, Any] | str:
+    """Return a checkpoint's header and tensors, or why it cannot be used.
+
+    Args:
+        run: The run.
+        checkpoints: The folder.
+        entry: A file of the checkpoint.
+        seat: The rank and how many there are, if each has a part; None: this one has all.
+    """
     try:
+        if seat is not None:
+            return stored_shards.read(run.tracked, checkpoints, entry, *seat)
         stored = checkpoints.read(entry)
         why = snapshot.why_unfit(run.tracked, stored.plain, stored.layout)
         return why or (stored, read_tensors(entry.path, stored))
-    except (Unreadable, OSError) as error:
+    except (Unreadable, NotThere, OSError) as error:
         return str(error)
 
 

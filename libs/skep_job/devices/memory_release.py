@@ -147,8 +147,8 @@ def _collect(
             # Backward has made it, and Python may never have seen it.
             _collect(torch, tensor.grad, device, storages, deep=False)
         storage = tensor.untyped_storage()
-        storage.data_ptr()
-        storages[storage._cdata] = storage
+        if storage.data_ptr():  # A DTensor has none: its part is a tensor of its own.
+            storages[storage._cdata] = storage
     except (RuntimeError, NotImplementedError, AttributeError, ReferenceError):
         pass  # A sparse tensor, one without storage, one in the middle of its making: they stay.
 

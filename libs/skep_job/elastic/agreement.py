@@ -149,6 +149,33 @@ class Round:
         text = self._await(LAYOUT, wait_s, NOTHING)
         return "" if text == NOTHING else text
 
+    def match(self, key: str, mine: str) -> bool:
+        """Refuse the change unless all members say the same; return whether this one may go on.
+
+        Args:
+            key: About what.
+            mine: What this member says.
+        """
+        return self._agree(key, mine)
+
+    def offer(self, old_rank: int, address: str) -> None:
+        """Say where this member of the old gang gives its part of the state.
+
+        Args:
+            old_rank: Its rank in the old gang.
+            address: What `Offer.address` returned, as JSON.
+        """
+        self._vote(f"offer/{old_rank}", address)
+
+    def offers(self) -> list[dict[str, object]]:
+        """Return where the parts of the state are, by old rank. Only after the commit.
+
+        Raises:
+            StoreLost: The store is gone or does not answer.
+        """
+        old_world = int(self._get("old-world"))
+        return [json.loads(self._get(f"offer/{rank}")) for rank in range(old_world)]
+
     def knock(self, door: dict[str, object]) -> bool:
         """Say where this newcomer takes the state; return whether its seat is its own.
 

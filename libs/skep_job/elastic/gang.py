@@ -35,14 +35,19 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from skep_job.elastic import process_group
 from skep_job.elastic.agreement import COMMIT, DONE, Plan, Round, StoreLost, folder, read_plan
 from skep_job.elastic.parts import Clock, Message, Orders, Pause, Rules, Seat, State, Wrapped
 from skep_job.elastic.prepare import Preparing
 from skep_job.elastic.state_copy import CopyFailed, Door, bring
+from skep_job.link.orders import describe
 from skep_job.process import ending
 from skep_job.state import snapshot
+
+if TYPE_CHECKING:
+    from skep_job.shards.regroup import Regroup
 
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
@@ -82,7 +87,10 @@ class Gang:
         self._counted = counted
         self._state = state
         self._models: list[Wrapped] = []
+        self.regroup: Regroup | None = None
+        """How the parts of the state go over to another gang; None: every rank has all of it."""
         self._folder: Callable[[int], str] = lambda generation: folder("", 0, generation)
+        self._taken: tuple[dict[str, object] | None, int] = (None, 0)
         self._preparing: Preparing | None = None
         self._plan_due: Plan | None = None
         self._arriving: Plan | None = None
@@ -150,8 +158,9 @@ class Gang:
         if self.is_member:
             return
         assert self._orders is not None, "a newcomer is started by an agent"
-        process_group.warm_up(self.rules.backend)
-        self._state.warm_up()
+        process_group.warm_up(self.rules.backend, split=self.regroup is not None)
+        if self.regroup is None:
+            self._state.warm_up()
         with self._orders.standing(), contextlib.closing(Door(self._state.tracked)) as door:
             self._orders.say("ready", port=door.port)
             while not self.is_member:
@@ -193,6 +202,7 @@ class Gang:
         try:
             return self._change(plan)
         except StoreLost as error:
+            self._drop_offer()
             # Whoever saw a commit has left the old group, so the next all-reduce tells the others.
             self._fail_plan(plan, f"the store was lost: {error}")
             return False
@@ -304,13 +314,18 @@ class Gang:
             # A store that came back too late: the others go on, and would wait for this member.
             self._fail_plan(plan, "it was withdrawn before this member was connected")
             return False
+        if self.regroup is not None:
+            round_.match("torch", _torch_version())
+            self.regroup.offer(round_, plan, self.seat.rank, self._snapshot())
+            clock.part("offer")
         doors = round_.arrive(self.seat.rank, self.seat.world)
         clock.part("gather")
-        sent = self._bring(round_, doors)
+        sent = self._bring(round_, doors) if self.regroup is None else 0
         clock.part("copy")
         verdict = round_.verdict(self.rules.patience_s + self._copying_s(plan))
         clock.part("verdict")
         if verdict != COMMIT:
+            self._drop_offer()
             self._fail_plan(plan, verdict)
             return False
         before = self.seat
@@ -319,13 +334,14 @@ class Gang:
             self._form_again(round_, before, outcome)
             self._fail_plan(plan, outcome)
             return True  # The same size, but a new group.
+        self._drop_offer()
         if plan.leaves:
             self._tell(plan, clock, before, sent)
             ending.leave()
             raise Left
         self._take_seat(plan, first=False)
         clock.part("rebuild")
-        self._tell(plan, clock, before, sent)
+        self._tell(plan, clock, before, sent if self.regroup is None else self._taken[1])
         return True
 
     def _snapshot(self) -> snapshot.Snapshot:
@@ -372,6 +388,7 @@ class Gang:
             if not plan.leaves:
                 why = self._try_form(round_, "new", plan.rank, plan.world, self.rules.patience_s)
                 clock.part("init")
+                why = why or self._take_part(round_, plan, clock)
                 if why:
                     return round_.withdraw(why)
                 round_.enter()
@@ -403,8 +420,32 @@ class Gang:
                 reason = f"{why}; then the old gang could not be formed again: {failed}"
                 raise GangLost(reason)
         self.seat = before
+        if self.regroup is not None:
+            self.regroup.back(before)
         for model in self._models:
             model.rebuild(self.seat, first=False)
+
+    def _take_part(self, round_: Round, plan: Plan, clock: Clock) -> str:
+        """Take this rank's part of the state; return why it has none, or nothing.
+
+        Raises:
+            StoreLost: The store is gone or does not answer.
+        """
+        if self.regroup is None:
+            return ""
+        seat = Seat(plan.generation, plan.rank, plan.world)
+        try:
+            self._taken = self.regroup.take(round_, seat)
+        except StoreLost:
+            raise
+        except Exception as error:  # Of the script's `split`, of torch, of a peer: all undo it.
+            return f"rank {plan.rank} did not get its part of the state: {describe(error)}"
+        clock.part("reshard")
+        return ""
+
+    def _drop_offer(self) -> None:
+        if self.regroup is not None:
+            self.regroup.close()
 
     def _try_form(self, round_: Round, name: str, rank: int, world: int, wait_s: float) -> str:
         """Form a group whose members meet under `name`; return why there is none, or nothing."""
@@ -451,34 +492,51 @@ class Gang:
         objection = self.rules.objection(plan) or ("a newcomer cannot leave" * plan.leaves)
         if objection:
             raise ValueError(objection)
-        before, clock = Seat(-1, -1, 0), Clock()
+        before = Seat(-1, -1, 0)
         round_ = Round(plan, self._folder(plan.generation), self.rules.patience_s)
         address = door.address((plan.host, plan.port))
         if not round_.knock(address):
             reason = f"rank {plan.rank} is another's, or the change was refused"
             raise CopyFailed(reason)
-        layout = round_.layout(APPROACH_S)
-        if layout:
-            door.prepare(json.loads(layout))
-        clock.part("prepare")
-        try:
-            place, got = door.take(APPROACH_S, lambda: bool(round_.refused()))
-        except CopyFailed as error:
-            _refused(round_.refuse(f"rank {plan.rank} did not get the state: {error}"))
-            raise
-        clock = Clock()
-        round_.join()
-        verdict = round_.verdict(self.rules.patience_s + self._copying_s(plan))
+        taken: tuple[dict[str, object] | None, int] = (None, 0)
+        if self.regroup is None:
+            taken = self._take_all(round_, plan, door)
+            clock = Clock()
+            round_.join()
+            verdict = round_.verdict(self.rules.patience_s + self._copying_s(plan))
+        else:
+            round_.match("torch", _torch_version())
+            round_.join()
+            verdict = round_.verdict(APPROACH_S)
+            clock = Clock()
         clock.part("verdict")
         _refused(verdict)
         outcome = self._form(round_, plan, clock)
         if outcome != DONE:
             self._release()
             raise CopyFailed(outcome)
+        place, got = taken if self.regroup is None else self._taken
+        assert place is not None, "a newcomer had no state"
         self._take_seat(plan, first=False)
         self._state.go_to(place)
         clock.part("rebuild")
         self._tell(plan, clock, before, got)
+
+    def _take_all(self, round_: Round, plan: Plan, door: Door) -> tuple[dict[str, object], int]:
+        """Return the place in the training and the bytes of the state, which is loaded.
+
+        Raises:
+            CopyFailed: The state does not arrive, or the change is refused.
+            StoreLost: The store is gone or does not answer.
+        """
+        layout = round_.layout(APPROACH_S)
+        if layout:
+            door.prepare(json.loads(layout))
+        try:
+            return door.take(APPROACH_S, lambda: bool(round_.refused()))
+        except CopyFailed as error:
+            _refused(round_.refuse(f"rank {plan.rank} did not get the state: {error}"))
+            raise
 
     # --- groups and words ---------------------------------------------------------------------
 
@@ -502,6 +560,12 @@ class Gang:
     def _say(self, kind: str, **fields: object) -> None:
         if self._orders is not None:
             self._orders.say(kind, **fields)
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__.partition("+")[0]
 
 
 def _refused(verdict: str) -> None:

@@ -85,8 +85,13 @@ def destroy() -> None:
         dist.destroy_process_group()
 
 
-def warm_up(backend: str) -> None:
-    """Make what the first group and the first wrapped model of a process take seconds for."""
+def warm_up(backend: str, *, split: bool = False) -> None:
+    """Make what the first group and the first wrapped model of a process take seconds for.
+
+    Args:
+        backend: The backend; empty: torch's choice for the device.
+        split: Whether the model will be split by FSDP2, and not copied to every rank.
+    """
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -94,8 +99,16 @@ def warm_up(backend: str) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(backend_of(backend), store=store, rank=0, world_size=1)
     device = "cuda" if backend_of(backend) == "nccl" else "cpu"
-    model = DistributedDataParallel(torch.nn.Linear(2, 2).to(device))
+    model: torch.nn.Module = torch.nn.Linear(2, 2).to(device)
+    if split:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
     model(torch.ones(1, 2, device=device)).sum().backward()
+    if split:
+        torch.optim.Adam(model.parameters()).step()
     del model
     gc.collect(0)
     destroy()

@@ -42,6 +42,7 @@ class ElasticRun(Run):
         """What this rank's mean gradient counts for in that of the current global batch."""
         self._shares: dict[int, Shares] = {}  # by id(loader), which is held beside it
         self._loaders: list[Any] = []
+        self._ddp = False
         self._aim_of_newcomer: dict[str, Any] = {}
 
     def join(self, under: Under | None) -> None:
@@ -73,12 +74,61 @@ class ElasticRun(Run):
         Args:
             model: A module.
             options: DistributedDataParallel's.
+
+        Raises:
+            UsageError: The run has models that are split.
         """
         from skep_job.elastic.model import ElasticModel
 
+        if self.gang.regroup is not None:
+            reason = "ddp() after shard(): a job's models are all split, or all on every rank"
+            raise UsageError(reason)
+        self._ddp = True
         wrapped = ElasticModel(model, lambda: self.weight, options)
         self.gang.adopt(wrapped)
         return wrapped
+
+    def shard(self, model: Any, split: Callable[[Any], object]) -> Any:
+        """Return `model`, split over the ranks by `split` anew at any size of the gang.
+
+        With one rank it is not split. Make optimizers of the result's parameters, and ask for
+        `parameters()` where they are used: after a change of the size they are others.
+
+        Args:
+            model: A module that is not split.
+            split: It applies `fully_shard` or `parallelize_module` to a module, over the ranks of
+                the default process group. It returns the mesh (1-D) over which the data are split
+                if not every rank has data of its own.
+
+        Raises:
+            UsageError: The run has models that are on every rank, or PyTorch is too old.
+            TypeError: The model cannot be copied.
+            NotThere: The model cannot be split over the ranks that there are.
+        """
+        import torch
+        from torch.distributed import fsdp
+
+        if not hasattr(getattr(fsdp, "FSDPModule", None), "set_force_sum_reduction_for_comms"):
+            reason = f"shard() needs PyTorch 2.8 or later, and this is {torch.__version__}"
+            raise UsageError(reason)
+        from skep_job.shards.model import SplitModel
+        from skep_job.shards.regroup import Regroup
+
+        if self._ddp:
+            reason = "shard() after ddp(): a job's models are all split, or all on every rank"
+            raise UsageError(reason)
+        if self.gang.regroup is None:
+            self.gang.regroup = Regroup(lambda: self.tracked)
+        wrapped = SplitModel(model, split, lambda: self.weight)
+        self.gang.regroup.models.append(wrapped)
+        self.gang.adopt(wrapped)
+        return wrapped
+
+    @property
+    def data_seat(self) -> tuple[int, int]:
+        """Which share of every global batch is this rank's, and how many shares there are."""
+        regroup = self.gang.regroup
+        return regroup.models[0].data_seat if regroup is not None else self.seat[1:]
 
     def batches(self, source: Any) -> Batches:
         """Iterate over this rank's shares of the global batches of a DataLoader.
@@ -130,7 +180,7 @@ class _Shared:
     def __iter__(self) -> Iterator[Any]:
         run, gang, shares = self._run, self._run.gang, self._shares
         while True:
-            rank, world = gang.seat.rank, gang.seat.world
+            rank, world = run.data_seat
             batches = shares.batches(run._epoch, self._handed_out, rank, world)
             for batch in batches:
                 run.weight = shares.weights.popleft()
@@ -194,7 +244,13 @@ class _Membership:
         return self._run.gang.is_whole()
 
     def writes(self) -> bool:
-        return self._run.seat.rank == 0
+        return self._run.seat.rank == 0 or self.is_split()
+
+    def rank(self) -> int:
+        return self._run.seat.rank
+
+    def is_split(self) -> bool:
+        return self._run.gang.regroup is not None
 
 
 class _Follower:

@@ -18,7 +18,15 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skep_job.state.snapshot import READABLE, VERSION, Snapshot, host_bytes, layout_of
+from skep_job.shards.templates import has_shards
+from skep_job.state.snapshot import (
+    READABLE,
+    SPLIT_VERSION,
+    VERSION,
+    Snapshot,
+    host_bytes,
+    layout_of,
+)
 from skep_job.state.state_tree import DTYPES, Tensors
 
 HEADER_BYTES_MAX = 100_000_000
@@ -108,32 +116,51 @@ def read_tensors(path: Path, stored: Stored) -> Tensors:
         Unreadable: The bytes of a tensor are not those that were written.
         OSError: The file cannot be read.
     """
+    with open(path, "rb", buffering=0) as file:
+        return {name: _read_tensor(file, stored, name) for name in stored.layout}
+
+
+def read_tensor(path: Path, stored: Stored, name: str) -> Any:
+    """Return one tensor, in memory of its own.
+
+    Args:
+        path: The file.
+        stored: Its header.
+        name: The name of the tensor.
+
+    Raises:
+        Unreadable: The bytes are not those that were written.
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return _read_tensor(file, stored, name)
+
+
+def _read_tensor(file: Any, stored: Stored, name: str) -> Any:
     import torch
 
-    tensors: Tensors = {}
-    with open(path, "rb", buffering=0) as file:
-        for name, about in stored.layout.items():
-            tensor = torch.empty(about["shape"], dtype=getattr(torch, DTYPES[about["dtype"]]))
-            data, _ = host_bytes(tensor)
-            file.seek(stored.data_at + about["begin"])
-            crc, done = 0, 0
-            while done < len(data):
-                count = file.readinto(data[done : done + _PIECE_BYTES])
-                if not count:
-                    break
-                crc = zlib.crc32(data[done : done + count], crc)
-                done += count
-            if done < len(data) or _hex(crc) != stored.crcs[name]:
-                reason = f"the bytes of {name} are not those that were written"
-                raise Unreadable(reason)
-            tensors[name] = tensor
-    return tensors
+    about = stored.layout[name]
+    tensor = torch.empty(about["shape"], dtype=getattr(torch, DTYPES[about["dtype"]]))
+    data, _ = host_bytes(tensor)
+    file.seek(stored.data_at + about["begin"])
+    crc, done = 0, 0
+    while done < len(data):
+        count = file.readinto(data[done : done + _PIECE_BYTES])
+        if not count:
+            break
+        crc = zlib.crc32(data[done : done + count], crc)
+        done += count
+    if done < len(data) or _hex(crc) != stored.crcs[name]:
+        reason = f"the bytes of {name} are not those that were written"
+        raise Unreadable(reason)
+    return tensor
 
 
 def _header(
     plain: Any, layout: dict[str, Any], crcs: dict[str, str], about: dict[str, Any]
 ) -> bytes:
-    ours = {"version": VERSION, "about": about, "plain": plain, "crcs": crcs}
+    version = SPLIT_VERSION if has_shards(plain) else VERSION
+    ours = {"version": version, "about": about, "plain": plain, "crcs": crcs}
     entries: dict[str, Any] = {
         "__metadata__": {"header_crc32": _NO_CRC, "skep": json.dumps(ours, separators=(",", ":"))}
     }

@@ -54,6 +54,21 @@ class Checkpoints:
         self._job = job
         self._attempt, self._rank, self._world = attempt, rank, world
         self._keep = keep
+        self._split = False
+
+    def of_part(self, rank: int, world: int) -> Checkpoints:
+        """Return the folder as it is used by a rank that has a part of the state.
+
+        A checkpoint is then whole when the files of all ranks are there, and an older one stays
+        until there are `keep` newer ones that are whole.
+
+        Args:
+            rank: The rank.
+            world: How many ranks have a part.
+        """
+        found = Checkpoints(self.folder, self._job, self._attempt, rank, world, self._keep)
+        found._split = True
+        return found
 
     def save(self, snapshot: Snapshot, step: int, folder: Path | None = None) -> tuple[Path, int]:
         """Write a checkpoint durably, then remove the oldest; return its path and bytes.
@@ -127,7 +142,8 @@ class Checkpoints:
         if entries and not ours:
             complain(
                 f"{self.folder} has checkpoints, but none of rank {self._rank} of {self._world}; "
-                "a checkpoint is continued by as many ranks as wrote it"
+                "a checkpoint is continued by as many ranks as wrote it, unless the script says "
+                "how its data are shared: skep_job.init(elastic=...)"
             )
         return sorted(ours, key=lambda each: (each.attempt, each.step), reverse=True)
 
@@ -139,6 +155,49 @@ class Checkpoints:
             if (each.attempt, each.step, each.world) == (entry.attempt, entry.step, entry.world)
         }
         return len(ranks) == entry.world
+
+    def wholes(
+        self, folder: Path | None = None, complain: Callable[[str], None] | None = None
+    ) -> list[list[Entry]]:
+        """Return the files of every checkpoint that is whole, by rank, the newest first.
+
+        Args:
+            folder: The folder to look in; None: that of the job.
+            complain: It is told of each that is not whole.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        found: dict[tuple[int, int, int], list[Entry]] = {}
+        for each in _entries(folder or self.folder):
+            found.setdefault((each.attempt, each.step, each.world), []).append(each)
+        wholes = []
+        for (attempt, step, world), files in sorted(found.items(), reverse=True):
+            missing = sorted(set(range(world)) - {entry.rank for entry in files})
+            if not missing:
+                wholes.append(sorted(files, key=lambda entry: entry.rank))
+            elif complain is not None:
+                complain(
+                    f"the checkpoint after mini-batch {step} of attempt {attempt} is passed over: "
+                    f"the file of rank {missing[0]} of {world} is not there"
+                )
+        return wholes
+
+    def files_of(self, entry: Entry) -> dict[int, Entry]:
+        """Return the files of one checkpoint by rank, of the ranks whose files are there.
+
+        Args:
+            entry: A file of it.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        which = (entry.attempt, entry.step, entry.world)
+        return {
+            each.rank: each
+            for each in _entries(self.folder)
+            if (each.attempt, each.step, each.world) == which
+        }
 
     def read(self, entry: Entry) -> Stored:
         """Return a file's header.
@@ -157,15 +216,31 @@ class Checkpoints:
 
     def _prune(self, folder: Path) -> None:
         """Remove what is older than the newest `keep`, and what other processes left half done."""
-        ours = sorted((e.attempt, e.step, e.path) for e in _entries(folder) if e.rank == self._rank)
         # A file of a higher attempt cannot be here: this one would have been refused above.
-        remove = [path for *_, path in ours[: -self._keep]]
+        remove = self._old_of_all(folder) if self._shares(folder) else self._old_of_ours(folder)
         remove += [path for path in folder.glob(f"*-r{self._rank}of*.part") if path.is_file()]
         for path in remove:
             try:
                 path.unlink()
             except OSError:
                 pass  # It is tried again after the next checkpoint.
+
+    def _shares(self, folder: Path) -> bool:
+        """Return whether other ranks, which have other parts, write to the same folder."""
+        return self._split and any(each.rank != self._rank for each in _entries(folder))
+
+    def _old_of_ours(self, folder: Path) -> list[Path]:
+        ours = sorted((e.attempt, e.step, e.path) for e in _entries(folder) if e.rank == self._rank)
+        return [path for *_, path in ours[: -self._keep]]
+
+    def _old_of_all(self, folder: Path) -> list[Path]:
+        """Return what is older than the newest `keep` that are whole: a part alone is of no use."""
+        wholes = self.wholes(folder)
+        if len(wholes) < self._keep:
+            return []
+        oldest = wholes[self._keep - 1][0]
+        entries = _entries(folder)
+        return [e.path for e in entries if (e.attempt, e.step) < (oldest.attempt, oldest.step)]
 
     def check_fence(self) -> None:
         """Check that this attempt may write.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skep_job.shards.pieces import as_split
 from skep_job.state.snapshot import load_part, state_of
 from skep_job.state.state_tree import Encoder, Tensors, decode
 
@@ -48,6 +49,7 @@ class _Note:
         encoder = Encoder()
         self.node = encoder.encode(state, path)
         self.tensors: Tensors = encoder.tensors
+        self._shards = encoder.shards
         self._versions = {name: _version(each) for name, each in self.tensors.items()}
         self._copies = {
             name: each.clone()
@@ -69,7 +71,8 @@ class _Note:
 
     def tensors_to_load(self) -> Tensors:
         """Return the tensors with the content they had, where that is known."""
-        return self.tensors | self._copies
+        whole = self.tensors | self._copies
+        return whole | {name: as_split(each, whole[name]) for name, each in self._shards.items()}
 
     def _is_same(self, name: str, now: _Note) -> bool:
         other = now.tensors.get(name)
@@ -83,7 +86,7 @@ class _Note:
             return self._versions[name] != now._versions[name]
         import torch
 
-        before = self.tensors_to_load()[name]
+        before = (self.tensors | self._copies)[name]
         return not (before.shape == other.shape and torch.equal(before, other.to(before.device)))
 
 

@@ -12,6 +12,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from skep_job.shards.pieces import as_split
+from skep_job.state.piece import is_shard
+
 Saved = dict[str, dict[str, Any]]
 """By the name of the tracked thing; lists, dicts, text and tensors."""
 
@@ -116,7 +119,7 @@ def _put_module(module: Any, saved: dict[str, Any], *, gradients: bool) -> None:
 def _put_loose(optimizer: Any, saved: dict[str, Any], *, gradients: bool) -> None:
     for path, parameter in _parameters(optimizer):
         if path in saved["loose"]:
-            parameter.copy_(saved["loose"][path])
+            parameter.copy_(as_split(parameter, saved["loose"][path]))
             if gradients:
                 _put_gradient(parameter, saved["gradients"].get(path))
 
@@ -127,7 +130,7 @@ def _gradient(parameter: Any) -> list[Any]:
     Sums over a gradient, as clipping makes them, are taken in the order of its memory.
     """
     gradient = parameter.grad
-    if gradient.is_sparse or gradient.is_contiguous():
+    if is_shard(gradient) or gradient.is_sparse or gradient.is_contiguous():
         return [gradient, None]
     return [gradient, list(gradient.stride())]
 
@@ -139,7 +142,14 @@ def _put_gradient(parameter: Any, saved: list[Any] | None) -> None:
     import torch
 
     gradient, stride = saved
+    gradient = as_split(parameter, gradient)
     own = parameter.grad
+    if is_shard(gradient):
+        if own is None:
+            parameter.grad = gradient.clone()
+        else:
+            own.copy_(gradient)
+        return
     if gradient.is_sparse or own is None or own.is_sparse or not _is_like(own, gradient, stride):
         if stride is not None:
             empty = torch.empty_strided(

@@ -11,14 +11,19 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from skep_job.state.state_tree import DTYPES, Encoder, Tensors, decode
+from skep_job.shards.pieces import shards_in, unsplit
+from skep_job.shards.templates import Templates, has_shards, pieces_of, wrap
+from skep_job.state.piece import local_of
+from skep_job.state.state_tree import DTYPES, Encoder, Tensors, decode, dtype_of
 
 Peek = Callable[[Any], Any]
 """Returns the bytes of a storage whose memory was given back, as a tensor in host memory."""
 
 VERSION = 2
 """Of the plain values' form. 2: the place has `beside`, which readers of version 1 would lose."""
-READABLE = (1, VERSION)
+SPLIT_VERSION = 3
+"""Of the form with tensors of which each rank has a part."""
+READABLE = (1, VERSION, SPLIT_VERSION)
 """Versions that are read. What any other wrote is refused."""
 
 
@@ -34,6 +39,11 @@ class Snapshot(NamedTuple):
     def bytes(self) -> int:
         """Return the bytes of all tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def version_of(plain: Any) -> int:
+    """Return the version of the form that these plain values have."""
+    return SPLIT_VERSION if has_shards(plain) else VERSION
 
 
 def state_of(part: Any) -> Any:
@@ -81,7 +91,7 @@ def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> st
     Returns:
         Empty if it can.
     """
-    theirs = plain["tracked"]
+    theirs, there = plain["tracked"], pieces_of(plain, layout)
     if sorted(theirs) != sorted(tracked):
         return f"it has {', '.join(sorted(theirs))}; tracked are {', '.join(sorted(tracked))}"
     for name, part in tracked.items():
@@ -89,24 +99,37 @@ def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> st
             continue
         encoder = Encoder()
         ours = encoder.encode(part.state_dict(), name)
-        if ours != theirs[name]:
+        if unsplit(ours) != unsplit(theirs[name]):
             return f"{name} has other parameters or buffers"
         for path, tensor in encoder.tensors.items():
-            if list(tensor.shape) != layout[path]["shape"]:
-                return f"{path} is {layout[path]['shape']} there and {list(tensor.shape)} here"
+            whole: Any = encoder.shards.get(path, tensor)
+            here = list(whole.shape)
+            if here != list(there[path].size):
+                return f"{path} is {list(there[path].size)} there and {here} here"
     return ""
 
 
-def destinations(tracked: dict[str, Any], layout: dict[str, Any]) -> Tensors:
-    """Return a tensor in host memory for each of `layout`: the job's own where it has the like."""
+def destinations(tracked: dict[str, Any], layout: dict[str, Any], plain: Any = None) -> Tensors:
+    """Return a tensor in host memory for each of `layout`: the job's own where it has the like.
+
+    Args:
+        tracked: The things by name.
+        layout: The dtype (in safetensors' names) and shape of each tensor.
+        plain: The plain values of the state; None: nothing of it is split over ranks.
+    """
     import torch
 
     encoder = Encoder()
     for name, part in tracked.items():
         encoder.encode(state_of(part), name)
+    split = dict(shards_in(plain))
+    templates = Templates(tracked, plain) if split else None
     found: Tensors = {}
     for name, about in layout.items():
         own = encoder.tensors.get(name)
+        if own is None and templates is not None and name in split:
+            made = templates.make(name, about["dtype"], split[name].size, split=True)
+            own = local_of(made)
         dtype = getattr(torch, DTYPES[about["dtype"]])
         fits = (
             own is not None
@@ -128,11 +151,12 @@ def load(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> None:
         plain: The plain values of the state.
         tensors: The tensors of the state; a module that has them already is left as it is.
     """
+    wrapped = wrap(tracked, plain, tensors)
     for name, part in tracked.items():
         node = plain["tracked"][name]
         if _is_module(part) and _is_loaded(part, name, node, tensors):
             continue
-        load_part(part, decode(node, tensors))
+        load_part(part, decode(node, wrapped))
 
 
 def load_part(part: Any, state: Any) -> None:
@@ -147,10 +171,9 @@ def load_part(part: Any, state: Any) -> None:
 
 def layout_of(tensors: Tensors) -> dict[str, Any]:
     """Return dtype, shape and bytes of each tensor, in order."""
-    names = {torch_name: name for name, torch_name in DTYPES.items()}
     return {
         name: {
-            "dtype": names[str(tensor.dtype).removeprefix("torch.")],
+            "dtype": dtype_of(tensor),
             "shape": list(tensor.shape),
             "bytes": tensor.numel() * tensor.element_size(),
         }

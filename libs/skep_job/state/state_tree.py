@@ -11,6 +11,8 @@ import sys
 from collections import Counter, OrderedDict
 from typing import Any
 
+from skep_job.state.piece import UnknownSplit, is_shard, piece_of
+
 Tensors = dict[str, Any]
 """Tensors by name: the path by which they were reached, with dots."""
 
@@ -33,6 +35,10 @@ DTYPES = {
     "BOOL": "bool",
 }
 """Names of element types in the safetensors format, and in torch."""
+_DTYPE_NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
+
+VALUES = "place.state."
+"""How paths of the script's own values begin."""
 
 DEPTH_MAX = 64
 """Levels of nesting; more is a structure that refers to itself."""
@@ -42,11 +48,18 @@ class Unsaveable(TypeError):  # noqa: N818  a name for what the value is
     """A value that cannot be written so that it is read back as it was."""
 
 
+def dtype_of(tensor: Any) -> str:
+    """Return the safetensors name of a tensor's type of elements."""
+    return _DTYPE_NAMES[str(tensor.dtype).removeprefix("torch.")]
+
+
 class Encoder:
     """Collects the tensors of one state. Tensors that are one and the same are kept once."""
 
     def __init__(self) -> None:
         self.tensors: Tensors = {}
+        self.shards: Tensors = {}
+        """The DTensors whose parts on this rank are in `tensors`, under the same names."""
         self._names: dict[tuple[object, ...], str] = {}
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Any:
@@ -90,6 +103,8 @@ class Encoder:
         import torch
 
         if isinstance(value, torch.Tensor):
+            if is_shard(value):
+                return {"shard": self._shard(value, path)}
             if value.layout == torch.sparse_coo and type(value) in (
                 torch.Tensor,
                 torch.nn.Parameter,
@@ -112,6 +127,26 @@ class Encoder:
         )
         raise Unsaveable(reason)
 
+    def _shard(self, tensor: Any, path: str) -> list[Any]:
+        """Return the name of this rank's part, the shape of the whole, and where the part is.
+
+        Raises:
+            Unsaveable: It is in a value of the script's own, or is no part that can be stored.
+        """
+        if path.startswith(VALUES):
+            reason = (
+                f"{path} is split over ranks; run.state is for whole values: track what holds it"
+            )
+            raise Unsaveable(reason)
+        try:
+            piece = piece_of(tensor)
+        except UnknownSplit as error:
+            reason = f"{path} cannot be stored: {error}"
+            raise Unsaveable(reason) from error
+        name = self._name(tensor._local_tensor, path)
+        self.shards[name] = tensor
+        return [name, *(list(each) for each in piece)]
+
     def _sparse(self, tensor: Any, path: str) -> list[Any]:
         """Return indices, values, shape, and whether equal indices were added up already."""
         indices = self._name(tensor._indices(), f"{path}.indices")
@@ -127,7 +162,7 @@ class Encoder:
         if not plain or tensor.layout != torch.strided or kind not in DTYPES.values():
             reason = (
                 f"{path} is a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}; "
-                "only plain dense tensors can be saved (sharded ones have savers of their own)"
+                "only plain dense tensors and DTensors can be saved"
             )
             raise Unsaveable(reason)
         if tensor.is_conj() or tensor.is_neg():
@@ -173,6 +208,8 @@ def decode(node: Any, tensors: Tensors) -> Any:
         return base64.b64decode(body)
     if kind == "tensor":
         return tensors[body]
+    if kind == "shard":
+        return tensors[body[0]]
     return _decode_special(kind, body, tensors)
 
 

@@ -30,7 +30,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from skep_job.state.snapshot import READABLE, VERSION, Peek, Snapshot, host_bytes, layout_of
+from skep_job.state.snapshot import (
+    READABLE,
+    VERSION,
+    Peek,
+    Snapshot,
+    host_bytes,
+    layout_of,
+    version_of,
+)
 from skep_job.state.state_tree import Tensors
 
 CONNECT_S = 5.0
@@ -221,7 +229,8 @@ def send(address: tuple[str, int], token: str, snapshot: Snapshot, about: dict[s
         wire = Wire(peer)
         wire.prove(token, "source", "successor")
         layout = layout_of(snapshot.tensors)
-        wire.send({"version": VERSION, "about": about, "plain": snapshot.plain, "layout": layout})
+        version = version_of(snapshot.plain)
+        wire.send({"version": version, "about": about, "plain": snapshot.plain, "layout": layout})
         moved = wire.send_tensors(snapshot.tensors, snapshot.peek)
         answer = wire.receive()
         if not answer.get("loaded"):

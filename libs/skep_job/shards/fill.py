@@ -1,0 +1,115 @@
+"""Fills the tensors of this rank from the pieces of others, whoever and wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from skep_job.shards.pieces import as_split, block, copies, shards_in
+from skep_job.shards.templates import Templates, pieces_of
+from skep_job.state.piece import Piece, is_shard, local_of, piece_of
+from skep_job.state.state_tree import Tensors
+
+
+class Block(NamedTuple):
+    """A part of what a holder has, and where it goes."""
+
+    name: str
+    offsets: tuple[int, ...]  # in the holder's piece
+    lengths: tuple[int, ...]
+    into: Any  # a view of the tensor that is filled
+
+
+class Holder(Protocol):
+    """Who has pieces of a state: a rank's file, a rank, this process itself."""
+
+    pieces: dict[str, Piece]
+    """What it has, by the names of the tensors."""
+
+    def give(self, blocks: Sequence[Block]) -> None:
+        """Fill blocks. Called on a thread of its own.
+
+        Args:
+            blocks: What to fill, ordered by name.
+        """
+        ...
+
+
+def wanted(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> Tensors:
+    """Return the tensors that this process needs of a state, split as they are here.
+
+    Args:
+        tracked: The tracked things by name.
+        plain: The plain values of the state.
+        layout: dtype and shape of each tensor, as the one who wrote it had it.
+
+    Raises:
+        NotThere: Nothing tells how a tensor is to be split here, or the whole has another size.
+    """
+    templates, split = Templates(tracked, plain), dict(shards_in(plain))
+    return {
+        name: templates.make(name, layout[name]["dtype"], piece.size, split=name in split)
+        for name, piece in pieces_of(plain, layout).items()
+    }
+
+
+def fill(
+    tracked: dict[str, Any],
+    plain: Any,
+    layout: dict[str, Any],
+    holders: Sequence[Holder],
+    *,
+    fresh: bool = False,
+) -> Tensors:
+    """Return the tensors of this process with their content.
+
+    Args:
+        tracked: The tracked things by name.
+        plain: The plain values of the state.
+        layout: dtype and shape of each tensor.
+        holders: Who has pieces; of equal ones the first holder's is taken.
+        fresh: Whether the tensors are to have memory of their own, and not the job's.
+
+    Raises:
+        NotThere: A part is in no holder, or cannot be split as it is here.
+    """
+    tensors = wanted(tracked, plain, layout)
+    if fresh:
+        tensors = {name: _empty_like(each) for name, each in tensors.items()}
+    tasks: dict[int, list[Block]] = {}
+    for name, tensor in tensors.items():
+        local = local_of(tensor)
+        have = [number for number, holder in enumerate(holders) if name in holder.pieces]
+        pieces = [holders[number].pieces[name] for number in have]
+        for each in copies(name, pieces, piece_of(tensor)):
+            into = block(local, each.offsets, each.lengths)
+            task = Block(name, each.source_offsets, each.lengths, into)
+            tasks.setdefault(have[each.source], []).append(task)
+    if tasks:
+        with ThreadPoolExecutor(len(tasks), "skep-shards") as pool:
+            list(pool.map(lambda number: holders[number].give(tasks[number]), tasks))
+    return tensors
+
+
+def _empty_like(tensor: Any) -> Any:
+    import torch
+
+    return as_split(tensor, torch.empty_like(local_of(tensor), device="cpu"))
+
+
+def rewrite(node: Any, tensors: Tensors) -> Any:
+    """Return a tree in which every tensor is split as it is in `tensors`."""
+    if isinstance(node, list):
+        return [rewrite(each, tensors) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if len(node) == 1:
+        ((kind, body),) = node.items()
+        if kind in ("shard", "tensor"):
+            name = body[0] if kind == "shard" else body
+            tensor = tensors[name]
+            if is_shard(tensor):
+                return {"shard": [name, *(list(each) for each in piece_of(tensor))]}
+            return {"tensor": name}
+    return {kind: rewrite(body, tensors) for kind, body in node.items()}

@@ -1,0 +1,157 @@
+"""How a gang whose state is split goes over to another size: every rank takes its new part.
+
+at the step    each rank offers what it has (`peers`), and keeps it
+formed         the models are split for the new gang, without content; each rank fills its
+               part from what it had and from the others' offers
+done           what was is dropped
+failed         the old gang is formed again, and each rank fills its part from what it had
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from skep_job.shards.fill import fill, rewrite
+from skep_job.shards.model import SplitModel
+from skep_job.shards.peers import Offer, Own, Peer
+from skep_job.shards.pieces import NotThere, as_split, unsplit
+from skep_job.shards.templates import GRADIENTS
+from skep_job.state import snapshot
+from skep_job.state.snapshot import Snapshot, layout_of
+from skep_job.state.state_tree import Tensors, decode
+
+if TYPE_CHECKING:
+    from skep_job.elastic.agreement import Plan, Round
+    from skep_job.elastic.parts import Seat
+
+
+Name = tuple[int, str]
+"""A parameter: the number of its model, and its path in that."""
+
+
+class Regroup:
+    """This process's part in the changes of such a gang. For the training thread."""
+
+    def __init__(self, tracked: Callable[[], dict[str, Any]]) -> None:
+        """`tracked` returns the tracked things by name."""
+        self._tracked = tracked
+        self.models: list[SplitModel] = []
+        self._offer: Offer | None = None
+        self._names: dict[str, list[list[Name | None]]] = {}
+
+    def offer(self, round_: Round, plan: Plan, rank: int, state: Snapshot) -> None:
+        """Offer what this rank of the gang that was has, from here on.
+
+        Args:
+            round_: The change.
+            plan: The change.
+            rank: The rank in the gang that was.
+            state: The state, which stays as it is until `close`.
+        """
+        self.close()
+        self._note_names()
+        self._offer = Offer(state)
+        round_.offer(rank, json.dumps(self._offer.address((plan.host, plan.port))))
+
+    def take(self, round_: Round, seat: Seat) -> tuple[dict[str, Any] | None, int]:
+        """Become a rank of the gang that is formed, all of its state included.
+
+        Args:
+            round_: The change.
+            seat: The place in the new gang, whose process group is the default one.
+
+        Returns:
+            The place in the training for a newcomer, else None; and the bytes that came.
+
+        Raises:
+            NotThere: The state cannot be split over the new gang.
+            Broken: A rank of the gang that was does not give its part.
+            OSError: A rank of the gang that was cannot be reached.
+        """
+        self._note_names()
+        with contextlib.ExitStack() as stack:
+            peers: list[Peer] = []
+            for address in round_.offers():
+                peers.append(Peer(address))
+                stack.callback(peers[-1].close)
+            offer = self._offer
+            state = offer.state if offer is not None else None
+            plain, layout = (
+                (state.plain, layout_of(state.tensors))
+                if state is not None
+                else (peers[0].plain, peers[0].layout)
+            )
+            first = [Own(state)] if state is not None else []
+            tensors = self._become(seat, plain, layout, [*first, *peers])
+        moved = sum(each.moved for each in peers)
+        if state is not None:
+            return None, moved
+        return snapshot.place_of(plain, tensors), moved
+
+    def back(self, seat: Seat) -> None:
+        """Become what this rank was in the gang that was, which is formed again."""
+        assert self._offer is not None, "a newcomer has nothing to go back to"
+        state = self._offer.state
+        self._become(seat, state.plain, layout_of(state.tensors), [Own(state)])
+        self.close()
+
+    def close(self) -> None:
+        """Drop what was."""
+        if self._offer is not None:
+            self._offer.close()
+            self._offer = None
+
+    def _become(
+        self, seat: Seat, plain: Any, layout: dict[str, Any], holders: list[Any]
+    ) -> Tensors:
+        tracked = self._tracked()
+        for model in self.models:
+            model.renew(seat)
+        for name, groups in self._names.items():
+            self._renew_optimizer(tracked[name], groups)
+        why = snapshot.why_unfit(tracked, plain, layout)
+        if why:
+            raise NotThere(why)
+        tensors = fill(tracked, plain, layout, holders)
+        here = rewrite(plain, tensors)
+        assert unsplit(here) == unsplit(plain)
+        for name, part in tracked.items():
+            if not callable(getattr(part, "parameters", None)):
+                snapshot.load_part(part, decode(here["tracked"][name], tensors))
+        self._put_gradients(tracked, tensors)
+        return tensors
+
+    def _note_names(self) -> None:
+        """Note which parameters the optimizers step, while these are those of the models."""
+        if self._names:
+            return
+        named: dict[int, Name] = {
+            id(parameter): (number, path)
+            for number, model in enumerate(self.models)
+            for path, parameter in model.named_parameters()
+        }
+        self._names = {
+            name: [[named.get(id(each)) for each in group["params"]] for group in part.param_groups]
+            for name, part in self._tracked().items()
+            if isinstance(getattr(part, "param_groups", None), list)
+        }
+
+    def _renew_optimizer(self, optimizer: Any, groups: list[list[Name | None]]) -> None:
+        """Have an optimizer step the parameters that there are now; its state comes after that."""
+        for group, names in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [
+                was if name is None else self.models[name[0]].get_parameter(name[1])
+                for was, name in zip(group["params"], names, strict=True)
+            ]
+        optimizer.state.clear()
+
+    def _put_gradients(self, tracked: dict[str, Any], tensors: Tensors) -> None:
+        for name, part in tracked.items():
+            if callable(getattr(part, "named_parameters", None)):
+                for path, parameter in part.named_parameters():
+                    gradient = tensors.get(f"{GRADIENTS}{name}.gradients.{path}.0")
+                    if gradient is not None:
+                        parameter.grad = as_split(parameter, gradient)

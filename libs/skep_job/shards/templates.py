@@ -1,0 +1,162 @@
+"""How this process splits a state that another one wrote: a template for each split tensor of it.
+
+A module's own tensors are templates. An optimizer that has not stepped has no state yet, and what
+it will have is split as its parameters are; so are gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skep_job.shards.pieces import NotThere, like, shards_in
+from skep_job.state.piece import Piece, is_shard, local_of, piece_of
+from skep_job.state.state_tree import DTYPES, Encoder, Tensors, dtype_of
+
+GRADIENTS = "place.beside."
+"""How the paths of gradients begin; what follows is the tracked thing, and the parameter's path."""
+
+
+def has_shards(plain: Any) -> bool:
+    """Return whether some tensor of a state is one rank's part of a larger one."""
+    return next(shards_in(plain), None) is not None
+
+
+def pieces_of(plain: Any, layout: dict[str, Any]) -> dict[str, Piece]:
+    """Return the piece that each tensor of a state is, the whole of those that are not split.
+
+    Args:
+        plain: The plain values of the state.
+        layout: dtype and shape of each tensor.
+    """
+    split = dict(shards_in(plain))
+    whole = {
+        name: Piece(tuple(about["shape"]), (0,) * len(about["shape"]), tuple(about["shape"]))
+        for name, about in layout.items()
+    }
+    return {name: split.get(name, piece) for name, piece in whole.items()}
+
+
+class Templates:
+    """The tensors of this process by the names that they have in a state."""
+
+    def __init__(self, tracked: dict[str, Any], plain: Any) -> None:
+        """Look at what is tracked.
+
+        Args:
+            tracked: The tracked things by name.
+            plain: The plain values of the state that is to be loaded.
+        """
+        encoder = Encoder()
+        for name, part in tracked.items():
+            if callable(getattr(part, "state_dict", None)):
+                encoder.encode(part.state_dict(), name)
+        self._own: Tensors = {**encoder.tensors, **encoder.shards}
+        self._like: Tensors = {}
+        for name, part in tracked.items():
+            groups = getattr(part, "param_groups", None)
+            if isinstance(groups, list):
+                parameters = [p for group in groups for p in group["params"]]
+                node = plain["tracked"].get(name)
+                self._like |= {
+                    path: parameters[index]
+                    for index, path in _of_optimizer(node)
+                    if index < len(parameters)
+                }
+            if callable(getattr(part, "named_parameters", None)):
+                self._like |= {
+                    f"{GRADIENTS}{name}.gradients.{path}.0": parameter
+                    for path, parameter in part.named_parameters()
+                }
+
+    def make(self, name: str, dtype: str, size: tuple[int, ...], *, split: bool) -> Any:
+        """Return the tensor that a named one is to be loaded into: the job's own if it has it.
+
+        Args:
+            name: The name in the state.
+            dtype: Its type of elements, in safetensors' names.
+            size: Of the whole tensor.
+            split: Whether the one who wrote it had only a part.
+
+        Raises:
+            NotThere: It is split there, and nothing tells how it is to be split here; or the whole
+                is of another size here.
+        """
+        import torch
+
+        own = self._own.get(name)
+        if own is not None and tuple(own.shape) != size:
+            reason = f"{name} is {list(size)} there and {list(own.shape)} here"
+            raise NotThere(reason)
+        kind = getattr(torch, DTYPES[dtype])
+        if own is not None and own.dtype == kind:
+            return own
+        parameter = self._like.get(name)
+        if parameter is None and split:
+            reason = f"{name} is split over ranks there, and nothing here tells how to split it"
+            raise NotThere(reason)
+        if parameter is None or tuple(parameter.shape) != size:
+            if split:
+                reason = f"{name} has another shape than its parameter: it cannot be split anew"
+                raise NotThere(reason)
+            return torch.empty(size, dtype=kind)
+        local = local_of(parameter)
+        empty = torch.empty(local.shape, dtype=kind, device=local.device)
+        return like(parameter, empty) if is_shard(parameter) else empty
+
+
+def wrap(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> Tensors:
+    """Return the tensors with this rank's parts as DTensors, for the things that load them.
+
+    Args:
+        tracked: The tracked things by name.
+        plain: The plain values of the state.
+        tensors: The tensors of the state by name, of split ones this rank's part.
+
+    Raises:
+        NotThere: A part is not one that this rank has here.
+    """
+    split = {name: piece for name, piece in shards_in(plain) if not name.startswith(GRADIENTS)}
+    if not split:
+        return tensors
+    templates = Templates(tracked, plain)
+    made: Tensors = {}
+    for name, piece in split.items():
+        template = templates.make(name, dtype_of(tensors[name]), piece.size, split=True)
+        if piece_of(template) != piece:
+            reason = f"{name} is split in another way there"
+            raise NotThere(reason)
+        made[name] = like(template, tensors[name]) if is_shard(template) else tensors[name]
+    return tensors | made
+
+
+def split_otherwise(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> str:
+    """Return which tensor of a state is not the part that this rank has here, if there is one."""
+    templates = Templates(tracked, plain)
+    for name, piece in shards_in(plain):
+        try:
+            own = templates.make(name, layout[name]["dtype"], piece.size, split=True)
+        except NotThere as error:
+            return str(error)
+        if piece_of(own) != piece:
+            return f"{name} is split in another way there"
+    return ""
+
+
+def _of_optimizer(node: Any) -> Iterator[tuple[int, str]]:
+    """Yield the number of the parameter and the name of each tensor of an optimizer's state."""
+    state = next((value for key, value in _items(node) if key == "state"), None)
+    for index, values in _items(state):
+        for _, value in _items(values):
+            if isinstance(index, int) and isinstance(value, dict):
+                if "shard" in value:
+                    yield index, value["shard"][0]
+                elif "tensor" in value:
+                    yield index, value["tensor"]
+
+
+def _items(node: Any) -> list[Any]:
+    """Return the pairs of an encoded dict; none of anything else."""
+    if not isinstance(node, dict):
+        return []
+    return next((node[kind] for kind in ("dict", "ordered") if kind in node), [])

@@ -1,0 +1,56 @@
+"""Which part of a whole tensor a rank has, as PyTorch's `DTensor` says it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+
+class UnknownSplit(ValueError):  # noqa: N818  a name for what happened
+    """A tensor is split over ranks in a way that cannot be stored."""
+
+
+class Piece(NamedTuple):
+    """One block of a whole tensor."""
+
+    size: tuple[int, ...]  # of the whole
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.lengths)
+
+
+def is_shard(value: object) -> bool:
+    """Return whether a value is a DTensor, of which this rank has a part."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def local_of(tensor: Any) -> Any:
+    """Return this rank's part of a DTensor, without a copy; any other tensor as it is."""
+    return tensor._local_tensor.detach() if is_shard(tensor) else tensor
+
+
+def piece_of(tensor: Any) -> Piece:
+    """Return which part of the whole a tensor has on this rank; all of it unless it is a DTensor.
+
+    Raises:
+        UnknownSplit: The tensor is a sum that is not added up yet, or has several parts here.
+    """
+    size = tuple(tensor.shape)
+    if not is_shard(tensor):
+        return Piece(size, (0,) * len(size), size)
+    try:
+        chunks = tensor.__create_chunk_list__()
+    except RuntimeError as error:
+        reason = str(error).split("\n", 1)[0]
+        raise UnknownSplit(reason) from error
+    local = tuple(tensor._local_tensor.shape)
+    if len(chunks) != 1 or tuple(chunks[0].sizes) != local:
+        reason = f"it is split over ranks as {tensor.placements}"
+        raise UnknownSplit(reason)
+    return Piece(size, tuple(int(each) for each in chunks[0].offsets), local)
