@@ -219,6 +219,7 @@ class ReplicaStood(ServiceMessage, frozen=True, tag="replica-stood"):
     replica: int
     stand: ReplicaStand
     at: Instant
+    attempt: int = 0
 
 
 class ReplicaHealth(ServiceMessage, frozen=True, tag="replica-health"):

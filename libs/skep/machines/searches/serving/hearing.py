@@ -110,9 +110,21 @@ def follows(
                 detail=problem.text if problem is not None else "",
             )
         case JobRan() if replica.stand is not ReplicaStand.RUNNING:
-            yield ReplicaStood(service=name, replica=number, stand=ReplicaStand.RUNNING, at=fact.at)
+            yield ReplicaStood(
+                service=name,
+                replica=number,
+                stand=ReplicaStand.RUNNING,
+                at=fact.at,
+                attempt=fact.attempt,
+            )
         case JobRequeued() if replica.stand is not ReplicaStand.WAITING:
-            yield ReplicaStood(service=name, replica=number, stand=ReplicaStand.WAITING, at=fact.at)
+            yield ReplicaStood(
+                service=name,
+                replica=number,
+                stand=ReplicaStand.WAITING,
+                at=fact.at,
+                attempt=fact.attempt,
+            )
         case JobEnded():
             # Who cancels a replica's job wants another one, not a failure that is waited out.
             asked = not replica.serving or fact.end is End.CANCELLED

@@ -68,7 +68,9 @@ def _health(service: Service, load: Load, now: Instant) -> ReplicaHealth | None:
             one.health == "ready"
             for said in present
             for one in said.replicas
-            if one.replica == replica.number and one.health != "unknown"
+            if one.replica == replica.number
+            and one.attempt >= replica.attempt
+            and one.health != "unknown"
         ]
         ready = 2 * sum(found) > len(found) or (replica.ready and 2 * sum(found) == len(found))
         if found and ready != replica.ready:

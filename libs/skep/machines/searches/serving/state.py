@@ -12,14 +12,16 @@ from skep.wire.service_facts import (
     ReplicaAdmitted,
     ReplicaDrained,
     ReplicaDraining,
-    ReplicaFact,
     ReplicaHealth,
     ReplicaOver,
     ReplicaPutOff,
     ReplicaStand,
     ReplicaStood,
+    ServiceBegan,
     ServiceEnding,
     ServiceFacts,
+    ServiceOver,
+    ServiceRefused,
     ServiceScaled,
     ServiceUpdated,
 )
@@ -38,6 +40,8 @@ class Replica(msgspec.Struct, kw_only=True):
     """When it came to stand as it does, or to be ready as it is."""
     stand: ReplicaStand = ReplicaStand.NEW
     job: str = ""
+    attempt: int = 0
+    """Of its job: what is said of earlier ones does not count."""
     ready: bool = False
     was_ready: bool = False
     """It has been ready since its job runs."""
@@ -95,7 +99,11 @@ class Service(msgspec.Struct, kw_only=True):
 
 
 def apply(service: Service, fact: ServiceFacts) -> None:
-    """Take over one fact about a service that has begun and is not over."""
+    """Take over one fact about a service that has begun and is not over.
+
+    Raises:
+        AssertionError: The fact begins or ends a service.
+    """
     match fact:
         case ServiceUpdated():
             service.spec, service.wanted = fact.spec, fact.wanted
@@ -125,19 +133,29 @@ def apply(service: Service, fact: ServiceFacts) -> None:
             if fact.failed or replica.failed:
                 service.detail = fact.detail or service.detail
             _forget_specs(service)
+        case ServiceBegan() | ServiceRefused() | ServiceOver():
+            raise AssertionError(fact)
         case _:
-            _apply_replica(service, fact)
+            _apply_replica(service, service.replicas[fact.replica], fact)
 
 
-def _apply_replica(service: Service, fact: ReplicaFact) -> None:
-    replica = service.replicas[fact.replica]
+def _apply_replica(
+    service: Service,
+    replica: Replica,
+    fact: ReplicaAdmitted
+    | ReplicaPutOff
+    | ReplicaStood
+    | ReplicaHealth
+    | ReplicaDraining
+    | ReplicaDrained,
+) -> None:
     match fact:
         case ReplicaAdmitted():
             replica.job, replica.stand, replica.since = fact.job, ReplicaStand.WAITING, fact.at
         case ReplicaPutOff():
             replica.tries, replica.retry_at = replica.tries + 1, after(fact.at, RETRY)
         case ReplicaStood():
-            replica.stand, replica.since = fact.stand, fact.at
+            replica.stand, replica.since, replica.attempt = fact.stand, fact.at, fact.attempt
             replica.ready = replica.was_ready = False
         case ReplicaHealth():
             replica.ready, replica.since = fact.ready, fact.at
