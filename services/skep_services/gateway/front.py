@@ -39,7 +39,7 @@ log = structlog.get_logger(service="gateway")
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 SAFE = ("GET",)
-"""Methods that may be tried again at another replica, which has perhaps seen them already."""
+"""Methods that are tried once more at another replica, if one failed that may have read them."""
 TRIES_MAX = 3
 LOOK_S = 0.25
 """Until it is looked which replicas are to be asked."""
@@ -392,7 +392,9 @@ class Front:
                 raise ApiError(413, Reason.TOO_LARGE, text) from None
             log.info("replica failed", replica=point.replica, error=str(error)[:200])
             unseen = isinstance(error, aiohttp.ClientConnectorError)
-            if not body.begun and (unseen or request.method in SAFE):
+            again = request.method in SAFE and not body.seen
+            body.seen = body.seen or not unseen
+            if not body.begun and (unseen or again):
                 return None
             text = f"replica {point.replica} ended the request without an answer"
             raise ApiError(502, "replica-failed", text) from None
@@ -408,6 +410,8 @@ class Body:
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self.begun = self.too_large = False
+        self.seen = False
+        """A replica may have read the request: one that ends replicas ends two of them at most."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body.

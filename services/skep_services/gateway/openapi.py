@@ -72,11 +72,10 @@ def document() -> dict[str, Any]:
     """Return the document."""
     kinds = {**{_name(kind): kind for kind in _structs()}, "ErrorAnswer": ErrorAnswer}
     _, schemas = msgspec.json.schema_components(kinds.values(), ref_template=SCHEMAS + "{name}")
-    # A search gives its trials a name and its own VC.
-    schemas["SearchJob"] = {
-        key: each for key, each in schemas["JobSpec"].items() if key != "required"
-    }
-    schemas["SearchSpec"]["properties"]["job"] = {"$ref": SCHEMAS + "SearchJob"}
+    # A search gives its trials a name and its own VC, and so does a service its replicas.
+    for whole, job in (("SearchSpec", "SearchJob"), ("ServiceSpec", "ReplicaJob")):
+        schemas[job] = {key: each for key, each in schemas["JobSpec"].items() if key != "required"}
+        schemas[whole]["properties"]["job"] = {"$ref": SCHEMAS + job}
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, schemas)
@@ -248,6 +247,7 @@ def _portable(schema: Any) -> Any:
 EXAMPLES: dict[str, Any] = {
     "job": "j17",
     "search": "s4",
+    "service": "v4",
     "vc": "nlp",
     "node": "node-1",
     "name": "mnist",

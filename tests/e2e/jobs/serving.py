@@ -23,8 +23,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer by the path."""
         asked = urlsplit(self.path)
-        if asked.path == "/die":
-            os._exit(3)
         if asked.path == "/sick":
             SICK.set()
         if asked.path == "/slow":
@@ -39,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer how much was sent."""
+        if self.path == "/die":
+            os._exit(3)
         size = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(size)
         self._answer(200, {"bytes": len(body), "sum": sum(body)})
