@@ -63,6 +63,7 @@ ERROR_EXAMPLES: dict[int, tuple[str, str]] = {
         "too-many-requests",
         "vc-nlp makes more than 200 requests a second: repeat it after 0.1 s",
     ),
+    501: ("not-built", "connections to services by WebSocket are not built yet"),
     502: ("provider", "the provider does not answer"),
     503: ("bus-away", "the bus did not take it within 10 s: repeat it with the same key"),
 }
