@@ -423,7 +423,8 @@ def test_requests_that_cannot_be_are_refused(request_: dict[str, Any], reason: R
         ),
         (
             {"replicas_max": 4},
-            "$.requests_per_s: the number of replicas follows requests by `replicas_max` and `requests_per_s`",
+            "$.requests_per_s: the number of replicas follows requests by `replicas_max` and "
+            "`requests_per_s`",
         ),
         (
             {"latency_ms": 5},
@@ -454,7 +455,8 @@ def test_requests_that_cannot_be_are_refused(request_: dict[str, Any], reason: R
         ),
         (
             {"job": {"command": "x", "limits": {"retries": 2}}},
-            "$.job.limits.retries: `retries` must be left out: the service replaces a replica that ends",
+            "$.job.limits.retries: `retries` must be left out: the service replaces a replica "
+            "that ends",
         ),
         (
             {"job": {"command": "x", "vc": "cv"}},

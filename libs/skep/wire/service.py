@@ -1,7 +1,7 @@
 """A service: replicas of one server that answer requests, as one object that stays.
 
-Written as YAML by people, sent as JSON to `skep.v1.search.<vc>` with `do: serve`. Each replica is an
-ordinary job of kind `inference`.
+Written as YAML by people, sent as JSON to `skep.v1.search.<vc>` with `do: serve`. Each replica is
+an ordinary job of kind `inference`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ SERVICE_WISHES: dict[str, type[Any]] = {
 
 
 def parse_service_request(tree: dict[str, Any]) -> ServiceWish | list[Problem]:
-    """Return the request in a decoded value whose `do` is one of SERVICE_WISHES, or its problems."""
+    """Return the request in a value whose `do` is one of SERVICE_WISHES, or its problems."""
     kind = SERVICE_WISHES[tree["do"]]
     rest = {key: value for key, value in tree.items() if key not in {"do", "spec"}}
     if kind in (ScaleService, StopService):

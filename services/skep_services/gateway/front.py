@@ -67,7 +67,7 @@ HOP_BY_HOP = frozenset(
         "keep-alive",
         "proxy-authenticate",
         "proxy-authorization",
-        "te",
+        "te",  # codespell:ignore
         "trailer",
         "transfer-encoding",
         "upgrade",
@@ -78,7 +78,7 @@ HOP_BY_HOP = frozenset(
 KEPT_BACK = HOP_BY_HOP | {"authorization", "cookie"}
 """Of a request: a replica is another's program, and must not learn its callers' tokens."""
 NOT_ANSWERED = HOP_BY_HOP | {"set-cookie", "service-worker-allowed", "content-security-policy"}
-"""Of an answer: what a replica says has no rights on the page of Skep, which has the same origin."""
+"""Of an answer: it has no rights on the page of Skep, which has the same origin."""
 SANDBOX = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
@@ -184,7 +184,7 @@ class Front:
     # --- health ------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take over which replicas there are, and begin to ask those for whom it is time."""
+        """Take over which replicas there are, and ask those whose time it is."""
         found: dict[tuple[str, int], Point] = {}
         for service in self._view.services.values():
             for replica in service.replicas.values():

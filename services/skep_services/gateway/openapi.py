@@ -47,7 +47,8 @@ STATUS_TEXTS = {
     413: "The body is too large.",
     422: "What is in the body is wrong; `problems` has every place.",
     429: "The caller asks too much at once; `retry_after_s` says when to ask again.",
-    502: "The provider does not answer as it should.",
+    501: "That is not built.",
+    502: "The provider, or a replica, does not answer as it should.",
     503: "The gateway or the bus cannot do it now: repeat it with the same key.",
 }
 ERROR_EXAMPLES: dict[int, tuple[str, str]] = {

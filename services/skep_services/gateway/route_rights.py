@@ -40,7 +40,7 @@ ACTIONS: dict[tuple[str, str], Action] = {
     ("PUT", "/v1/services/{service}"): Action.CHANGE,
     ("DELETE", "/v1/services/{service}"): Action.CHANGE,
     ("POST", "/v1/services/{service}/scale"): Action.CHANGE,
-    # Who may submit jobs to a VC may ask its services.
+    # To ask a service takes what it takes to submit jobs to its VC.
     ("GET", "/v1/services/{service}/http/{path}"): Action.SUBMIT,
     ("POST", "/v1/services/{service}/http/{path}"): Action.SUBMIT,
     ("PUT", "/v1/services/{service}/http/{path}"): Action.SUBMIT,

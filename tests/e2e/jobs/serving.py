@@ -1,7 +1,7 @@
-"""A server as a replica of a service has it: it tells which one it is, and ends when it is asked to.
+"""A server as a replica of a service has it: it tells which one it is.
 
-Usage: serving.py WORD. `/health` is its health, `/slow?s=0.5` answers later, `/sick` makes it unwell,
-`/die` ends it amid the request, `/headers` tells what it was sent.
+Usage: serving.py WORD. `/health` is its health, `/slow?s=0.5` answers later, `/headers` tells what
+was sent; a POST to `/die` ends it amid the request, any other one is answered with its sum.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
-
-SICK = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -23,8 +20,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer by the path."""
         asked = urlsplit(self.path)
-        if asked.path == "/sick":
-            SICK.set()
         if asked.path == "/slow":
             time.sleep(float(parse_qs(asked.query)["s"][0]))  # tidy: allow sleep because it is slow
         about = {
@@ -33,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
             "path": self.path,
             "headers": dict(self.headers.items()) if asked.path == "/headers" else {},
         }
-        self._answer(503 if SICK.is_set() and asked.path == "/health" else 200, about)
+        self._answer(200, about)
 
     def do_POST(self) -> None:
         """Answer how much was sent."""

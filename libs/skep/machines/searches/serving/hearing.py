@@ -126,7 +126,7 @@ def follows(
                 attempt=fact.attempt,
             )
         case JobEnded():
-            # Who cancels a replica's job wants another one, not a failure that is waited out.
+            # A job that was cancelled by hand is no failure after which a service pauses.
             asked = not replica.serving or fact.end is End.CANCELLED
             yield ReplicaOver(
                 service=name,

@@ -7,7 +7,7 @@
 
 Replicas are ordinary jobs, submitted through SUBMIT as trials of searches are. Gateways pass
 requests on, ask replicas for their health, and say every second what they found: `Served`, a core
-message. Only what changes by it is recorded. What a crash forgets of it (the load, who was heard)
+message. Only what changes by it is recorded. What a crash forgets of it (the load, the gateways)
 is heard again within seconds, and until then nothing is scaled or given up.
 """
 

@@ -3,8 +3,9 @@
     an update, 2 replicas, surge 1:   1 2 -> 1 2 3 -> 2 3 (1 drains) -> 2 3 4 -> 3 4 (2 drains)
 
 A replica that answers requests goes only when enough others are ready. So an update to something
-that never gets ready ends no replica that works: it waits, with one replica beside the others, until
-the next update. Replicas that fail are begun anew after 1 s, 2 s, 4 s and so on, up to a minute.
+that never gets ready ends no replica that works: it waits, with one replica beside the others,
+until the next update. Replicas that fail are begun anew after 1 s, 2 s, 4 s and so on, up to a
+minute.
 """
 
 from __future__ import annotations
