@@ -268,6 +268,8 @@ HIDDEN = (
     "_cancels",
     "_sent",
     "_again_at",
+    "_soft",
+    "effects",
 )
 """The same, of what a machine is made of: a queue's advice is soft, and which jobs came to it
 lately, and whether a node is to be shown anew; a heap of timers, and free intervals of a book, are

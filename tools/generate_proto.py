@@ -29,6 +29,9 @@ from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search import SearchSpec
 from skep.wire.search_facts import Request, SearchFact, SearchVerdict
+from skep.wire.served import Served
+from skep.wire.service import ServiceSpec
+from skep.wire.service_facts import ServiceWish
 from skep.wire.spec import NOT_BUILT, JobSpec
 from skep.wire.template_facts import TemplateAsk
 from skep.wire.trials import Trials
@@ -36,6 +39,7 @@ from skep.wire.verdict import Verdict
 from skep_services.gateway import openapi
 from tools.proto_examples import ASKS, GROUPS, SPEC
 from tools.proto_search import SEARCH_REQUESTS, SEARCH_SPEC
+from tools.proto_services import SERVICE_REQUESTS, SERVICE_SPEC
 
 PROTO = Path(__file__).parents[1] / "proto"
 
@@ -54,6 +58,7 @@ UNIONS: dict[str, Any] = {
     "admission-facts": facts.AdmissionFact,
     "allocator-facts": facts.AllocatorFact,
     "search-facts": SearchFact,
+    "served": Served,
     "profile-facts": AdvisorFact,
     "access-requests": access.Wish,
     "access": access.AskAccess | access.AccessAnswer,
@@ -137,7 +142,8 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         subjects.search("{vc}"),
         "search-requests",
         "SUBMIT",
-        "A tenant begins or cancels a search, asks for a trial, or tells how one goes.",
+        "A tenant begins or cancels a search, asks for a trial, or tells how one goes; it begins,"
+        " updates, scales or stops a service.",
     ),
     (
         "submit-person",
@@ -165,7 +171,7 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         subjects.search("{vc}", "{person}"),
         "search-requests",
         "SUBMIT",
-        "The same of searches, by a person of a tenant.",
+        "The same of searches and services, by a person of a tenant.",
     ),
     (
         "verdict",
@@ -179,7 +185,7 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         f"{subjects.PREFIX}.reply.{{vc}}.{{any}}",
         "search-verdict",
         "",
-        "What is answered to a request about searches, in the same way.",
+        "What is answered to a request about searches or services, in the same way.",
     ),
     ("admin", subjects.admin("{verb}"), "admin", "ADMIN", "An operator changes the cluster."),
     (
@@ -205,6 +211,13 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("heartbeat", subjects.heartbeat("{node}"), "reports", "", "The agent lives, every second."),
     ("finding", subjects.finding("{kind}"), "findings", "", "What the introspector saw."),
+    (
+        "served",
+        subjects.served("{gateway}"),
+        "served",
+        "",
+        "What a gateway finds of services, every second.",
+    ),
     ("advice", subjects.ADVICE_QUEUE, "advice", "", "How the advisor would order the queue."),
     ("trials", subjects.TRIALS_OPEN, "trials", "", "What is tried and has to be judged."),
     ("outlook", subjects.ADVICE_OUTLOOK, "advice", "", "How jobs go, and how families scale."),
@@ -236,7 +249,7 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         subjects.SEARCH_FACTS,
         "search-facts",
         "SEARCH",
-        "Records of what was decided on searches.",
+        "Records of what was decided on searches and services.",
     ),
     (
         "profile-facts",
@@ -284,8 +297,11 @@ def documents() -> dict[str, str]:
     made["asks.schema.json"] = _text(_schema(Wish | TemplateAsk))
     made["search-spec.schema.json"] = _text(_schema(SearchSpec))
     made["examples/search-spec.json"] = _text(SEARCH_SPEC)
-    made["search-requests.schema.json"] = _text(_schema(Request))
-    made |= {f"examples/search-requests/{_tag(each)}.json": _text(each) for each in SEARCH_REQUESTS}
+    made["service-spec.schema.json"] = _text(_schema(ServiceSpec))
+    made["examples/service-spec.json"] = _text(SERVICE_SPEC)
+    made["search-requests.schema.json"] = _text(_schema(Request | ServiceWish))
+    asked = (*SEARCH_REQUESTS, *SERVICE_REQUESTS)
+    made |= {f"examples/search-requests/{_tag(each)}.json": _text(each) for each in asked}
     made |= {f"examples/asks/{_tag(ask)}.json": _text(ask) for ask in ASKS}
     for name, group in GROUPS.items():
         for message in group:

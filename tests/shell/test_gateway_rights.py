@@ -21,6 +21,7 @@ from tests.search_kit import tree
 
 pytestmark = pytest.mark.asyncio
 
+SERVICE = {"name": "llm", "vc": "nlp", "job": {"command": "serve"}}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): spec(),
     ("POST", "/v1/plan"): spec(),
@@ -28,6 +29,9 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs/{job}/{ask}"): {},
     ("POST", "/v1/searches/{search}/trials"): {"outside": True},
     ("POST", "/v1/searches/{search}/trials/{trial}"): {"step": 1, "value": 1.0},
+    ("POST", "/v1/services"): SERVICE,
+    ("PUT", "/v1/services/{service}"): SERVICE,
+    ("POST", "/v1/services/{service}/scale"): {"replicas": 2},
     ("POST", "/v1/admin/vcs"): {"vcs": {"nlp": {"gpus": 4}, "vision": {"gpus": 0}}},
     ("POST", "/v1/cells/plan"): {"vcs": {"nlp": {"gpus": 4}, "vision": {"gpus": 0}}},
     ("POST", "/v1/admin/drain"): {"node": "node-1"},
@@ -95,6 +99,7 @@ async def test_each_role_may_what_the_table_says(
     owner = await house.as_person("ann", {"nlp": Role.MANAGER})
     job = (await owner.json("POST", "/v1/jobs", 201, spec()))["job"]
     search = (await owner.json("POST", "/v1/searches", 201, tree(sampler="client")))["search"]
+    service = (await owner.json("POST", "/v1/services", 201, SERVICE))["service"]
     await house.caught_up()
     name = "ann" if own else "bob"
     if role is Role.OPERATOR:
@@ -109,6 +114,8 @@ async def test_each_role_may_what_the_table_says(
         path = route.format(
             job=job,
             search=search,
+            service=service,
+            path="x",
             ask="suspend",
             vc="nlp",
             trial="1",

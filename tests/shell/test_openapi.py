@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from skep.wire.changes import ASKS
 from skep.wire.search import SearchSpec, parse_search_tree
+from skep.wire.service import ServiceSpec, parse_service_tree
 from skep_services.gateway import answers, openapi
 from skep_services.gateway.operations import CHOICES, OPERATIONS
 from tests.gateway_kit import House, error, opened, submitted
@@ -61,6 +62,8 @@ async def test_every_reference_leads_somewhere_and_everything_has_an_example() -
         assert (operation.body is None) == (operation.example is None), (method, path)
         if operation.body is SearchSpec:
             assert isinstance(parse_search_tree(operation.example), SearchSpec)
+        elif operation.body is ServiceSpec:
+            assert isinstance(parse_service_tree(operation.example), ServiceSpec)
         elif operation.body is not None and operation.tag not in ("changes", "secrets"):
             msgspec.convert(operation.example, operation.body)
         answer = operation.answer

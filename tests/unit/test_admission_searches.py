@@ -55,3 +55,22 @@ def test_what_is_asked_of_searches_is_none_of_its_concern(
 ) -> None:
     assert admission(SearchRequest(vc="nlp", raw=b"{}", at=T0, number=1)) == []
     assert admission.machine.last_sequence == 0
+
+
+@pytest.mark.parametrize(
+    "kind, key, path",
+    [
+        ("inference", "", "$.kind"),
+        ("inference", "night", "$.kind"),
+        ("training", "service/v17/3/1", "header Nats-Msg-Id"),
+    ],
+)
+def test_only_a_service_has_jobs_that_serve(
+    admission: Driver[AdmissionMachine], kind: str, key: str, path: str
+) -> None:
+    (fact,) = facts_of(admission(submission(1, raw=spec(kind=kind), key=key)))
+    assert isinstance(fact, Refused)
+    assert [problem.path for problem in fact.problems] == [path]
+    replica = spec(kind="inference")
+    (fact,) = facts_of(admission(submission(2, raw=replica, key="service/v17/4/1")))
+    assert isinstance(fact, Admitted)

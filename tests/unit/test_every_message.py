@@ -59,6 +59,7 @@ FOLDERS = {
     "advice": "advice",
     "trial": "trials",
     "sight": "sights",
+    "served": "served",
     "ask": "asks",
     "search": "search-requests",
     "admission": "admission-facts",
@@ -143,6 +144,7 @@ def messages(service: Service) -> list[tuple[str, BusEvent]]:
     for pattern, wish in patterns(service):
         kind, first = kind_of(pattern)
         words = {"submit": VC, "cancel": VC, "ask": VC, "search": VC, "admin": "vcs"}
+        words["served"] = "gateway"  # Which the example is of.
         subject = pattern.replace("*.*", f"{NODE}.event")
         subject = subject.replace("*", words.get(kind, first if first != "*" else NODE))
         for number, payload in enumerate(payloads(kind, first), 100):

@@ -263,12 +263,6 @@ def test_parts_of_the_schema_to_come_are_refused_as_such(key: str) -> None:
     assert problems(with_(key, {})) == [(f"$.{key}", Reason.NOT_BUILT, text, f"leave `{key}` out")]
 
 
-def test_inference_is_not_built_yet() -> None:
-    assert problems(with_("kind", "inference")) == [
-        ("$.kind", Reason.NOT_BUILT, "inference jobs are not built yet", "use `training`")
-    ]
-
-
 @pytest.mark.parametrize(
     "image", ["a", "pytorch/pytorch:2.9", "host.example:5000/A/b@sha256:" + "0" * 64]
 )

@@ -58,6 +58,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$(?!\n)"
 JOB_PATTERN = r"^j[1-9][0-9]{0,17}$(?!\n)"
 """A job id whose number fits a signed integer of 64 bits, as databases have them."""
 SEARCH_PATTERN = r"^s[1-9][0-9]{0,17}$(?!\n)"
+SERVICE_PATTERN = r"^v[1-9][0-9]{0,17}$(?!\n)"
 NUMBER_MAX = 1.7976931348623157e308
 """The largest finite number."""
 
@@ -98,6 +99,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Token = Annotated[str, Meta(pattern=NAME_PATTERN)]
 JobName = Annotated[str, Meta(pattern=JOB_PATTERN)]
 SearchName = Annotated[str, Meta(pattern=SEARCH_PATTERN)]
+ServiceName = Annotated[str, Meta(pattern=SERVICE_PATTERN)]
 Short = Annotated[str, Meta(max_length=SHORT_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Words = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]

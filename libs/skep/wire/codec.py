@@ -23,6 +23,7 @@ from skep.wire.node import NodeEvent, NodeJoined, join_problem
 from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search_facts import SearchFact, SearchRequest
+from skep.wire.served import Served
 from skep.wire.trials import Trials
 
 RECORD_BYTES_MAX = 512 * 1024
@@ -42,6 +43,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "advice": msgspec.json.Decoder(Advice),
     "trial": msgspec.json.Decoder(Trials),
     "sight": msgspec.json.Decoder(Sight),
+    "served": msgspec.json.Decoder(Served),
 }
 _ASK_ACCESS = msgspec.json.Decoder(AskAccess)
 
@@ -120,6 +122,7 @@ BusEvent = (
     | Advice
     | Trials
     | Sight
+    | Served
 )
 """Everything that `read` returns. It says Any: who subscribes to what is not known to types, and a
 test holds each service's subscriptions against its machine's events instead."""
@@ -205,6 +208,10 @@ def _typed(parsed: subjects.Parsed, subject: str, payload: bytes, at: Instant) -
         message = decoder.decode(payload)
     except UNDECODABLE as error:
         return Unreadable(subject=subject, text=one_line(error))
+    speaker = message.gateway if isinstance(message, Served) else parsed.first
+    if speaker != parsed.first:
+        text = f"speaks for gateway {speaker!r} on the subject of {parsed.first!r}"
+        return Unreadable(subject=subject, text=text)
     speaker = getattr(message, "node", parsed.first)
     if parsed.kind in {"node", "heartbeat", "report", "cmd"} and speaker != parsed.first:
         text = f"speaks of node {speaker!r} on the subject of {parsed.first!r}"

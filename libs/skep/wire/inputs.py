@@ -42,6 +42,7 @@ from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
+from skep.wire.served import Served
 from skep.wire.trials import Judged
 
 NOTED_STREAMS = (
@@ -77,7 +78,15 @@ class Recovered(Message, frozen=True, tag="recovered"):
 
 
 NotedMessage = (
-    Heartbeat | QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged | Measured | Recovered
+    Heartbeat
+    | QueueAdvice
+    | Outlook
+    | LearnedAdvice
+    | SightWanted
+    | Judged
+    | Measured
+    | Recovered
+    | Served
 )
 
 
@@ -88,7 +97,15 @@ class Input(msgspec.Struct, frozen=True):
     stream: str = ""
     sequence: int = 0
     message: (
-        Heartbeat | QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged | Measured | None
+        Heartbeat
+        | QueueAdvice
+        | Outlook
+        | LearnedAdvice
+        | SightWanted
+        | Judged
+        | Measured
+        | Served
+        | None
     ) = None
     unknown: str = ""
     """A core message that this program does not know."""

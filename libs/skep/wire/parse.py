@@ -114,8 +114,7 @@ def parse_spec(
     except UNDECODABLE:
         pass  # What is wrong with it is said of the tree.
     else:
-        plain = spec.kind != "inference" and not spec.template
-        if plain and next(_values(spec), None) is None:
+        if not spec.template and next(_values(spec), None) is None:
             return _normalised(spec)
     try:
         tree = msgspec.json.decode(raw)
@@ -255,13 +254,6 @@ def _not_built(tree: dict[Any, Any]) -> Iterator[Problem]:
             text="`max_parallel` bounds the jobs of a pipeline, and this is one job",
             suggestion="put it into a document of its own at the head of the file; the tasks of an "
             "array are bounded by `%8` in `array: 0-99%8`",
-        )
-    if tree.get("kind") == "inference":
-        yield Problem(
-            path="$.kind",
-            reason=Reason.NOT_BUILT,
-            text="inference jobs are not built yet",
-            suggestion="use `training`",
         )
 
 

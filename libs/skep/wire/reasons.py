@@ -286,6 +286,18 @@ class Reason(StrEnum):
     ALL_TRIED = "all-tried"
     NOT_HEARD = "not-heard"
 
+    # What a service did with its replicas, and why.
+    UNKNOWN_SERVICE = "unknown-service"
+    SERVICE_EXISTS = "service-exists"
+    TOO_MANY_SERVICES = "too-many-services"
+    SERVICE_ENDS = "service-ends"
+    NO_REPLICA_READY = "no-replica-ready"
+    REPLICA_UNREADY = "replica-unready"
+    OTHER_REVISION = "other-revision"
+    FEWER_REPLICAS = "fewer-replicas"
+    REQUEST_RATE = "request-rate"
+    LATENCY = "latency"
+
     # What would start a job that waits.
     WITHOUT_ITS_PIN = "without-its-pin"
     WITHOUT_ITS_AFFINITY = "without-its-affinity"
@@ -636,6 +648,16 @@ TEXT: dict[Reason, str] = {
     Reason.BUDGET_SPENT: "the search's GPU time is used up",
     Reason.ALL_TRIED: "every trial there was to make is over",
     Reason.NOT_HEARD: "nothing was heard of it for too long",
+    Reason.UNKNOWN_SERVICE: "there is no such service, or it is over",
+    Reason.SERVICE_EXISTS: "the virtual cluster has a service of that name",
+    Reason.TOO_MANY_SERVICES: "the virtual cluster has as many services as it may have",
+    Reason.SERVICE_ENDS: "the service is being stopped",
+    Reason.NO_REPLICA_READY: "no replica of the service is ready to take a request",
+    Reason.REPLICA_UNREADY: "the replica did not pass its health check for too long",
+    Reason.OTHER_REVISION: "the service was updated, and the replica is of an earlier revision",
+    Reason.FEWER_REPLICAS: "the service is to have fewer replicas",
+    Reason.REQUEST_RATE: "so many requests a second need so many replicas",
+    Reason.LATENCY: "requests take longer than the service allows",
     Reason.WITHOUT_ITS_PIN: "without the pinned cell that it asks for",
     Reason.WITHOUT_ITS_AFFINITY: "if its workers need not share a cell of that level",
     Reason.WITH_ANOTHER_TYPE: "on GPUs of another type",

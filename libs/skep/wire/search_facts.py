@@ -28,6 +28,7 @@ from skep.wire.message import Message
 from skep.wire.parse import bound_problems, nearest, shape_problems
 from skep.wire.reasons import Reason
 from skep.wire.search import STEP_MAX, VALUE_MAX, SearchSpec, Value, is_search_id, parse_search_tree
+from skep.wire.service_facts import SERVICE_WISHES, ServiceFacts, ServiceWish, parse_service_request
 from skep.wire.spec import SPEC_BYTES_MAX, Problem
 
 REQUEST_BYTES_MAX = SPEC_BYTES_MAX + 1024
@@ -116,7 +117,10 @@ REQUESTS: dict[str, type[Any]] = {
 
 
 class SearchVerdict(Message, frozen=True, tag="search-verdict"):
-    """What is told about a request. `trial` and `params` are what was asked for."""
+    """What is told about a request. `trial` and `params` are what was asked for.
+
+    `search` is the id of the search, or of the service.
+    """
 
     search: str
     accepted: bool
@@ -126,8 +130,8 @@ class SearchVerdict(Message, frozen=True, tag="search-verdict"):
     params: dict[str, Value] = {}
 
 
-def parse_request(raw: bytes) -> Request | list[Problem]:
-    """Return the request in `raw`, or everything that is wrong with it."""
+def parse_request(raw: bytes) -> Request | ServiceWish | list[Problem]:
+    """Return the request in `raw`, of searches or services, or everything that is wrong with it."""
     if len(raw) > REQUEST_BYTES_MAX:
         text = f"a request has at most {REQUEST_BYTES_MAX} bytes"
         return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
@@ -147,17 +151,15 @@ def parse_request(raw: bytes) -> Request | list[Problem]:
             )
         ]
     named = tree.get("do")
+    if isinstance(named, str) and named in SERVICE_WISHES:
+        return parse_service_request(tree)
     kind = REQUESTS.get(named) if isinstance(named, str) else None
     if kind is None:
         reason = Reason.BAD_VALUE if "do" in tree else Reason.MISSING_KEY
-        text = f"`do` must be one of {', '.join(REQUESTS)}"
+        words = [*REQUESTS, *SERVICE_WISHES]
+        text = f"`do` must be one of {', '.join(words)}"
         return [
-            Problem(
-                path="$.do",
-                reason=reason,
-                text=text,
-                suggestion=nearest(str(named), list(REQUESTS)),
-            )
+            Problem(path="$.do", reason=reason, text=text, suggestion=nearest(str(named), words))
         ]
     return _begin(tree) if kind is BeginSearch else _other(kind, tree)
 
@@ -431,4 +433,5 @@ SearchFact = (
     | SearchEnding
     | SearchOver
     | RolesSeen
+    | ServiceFacts
 )

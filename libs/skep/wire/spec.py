@@ -47,6 +47,8 @@ AFTER_MAX = 64
 WARN_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "URG", "WINCH", "CONT")
 """Signals that may come before the time limit: those that a process can have a handler for, and
 that mean nothing else to Skep or the kernel."""
+SERVICE_KEYS = "service/"
+"""What the idempotency keys of services' replicas begin with: `service/v17/3/1`."""
 SEARCH_KEYS = "search/"
 """What the idempotency keys of searches' trials begin with: `search/s17/3/1`."""
 

@@ -71,6 +71,8 @@ TRIALS_OPEN = f"{PREFIX}.trial.open"
 HEARTBEATS = f"{PREFIX}.heartbeat.*"
 REPORTS = f"{PREFIX}.report.*"
 SPANS = f"{PREFIX}.span.*"
+SERVED = f"{PREFIX}.served.*"
+"""What gateways say of services: `served`."""
 REPLIES = f"{PREFIX}.reply.>"
 SEARCH_REQUESTS = f"{PREFIX}.search.>"
 """What is asked of searches, by VCs as a whole and by their people."""
@@ -146,6 +148,11 @@ def report(node: str) -> str:
 def finding(kind: str) -> str:
     """Return where the introspector publishes what it saw."""
     return f"{PREFIX}.finding.{kind}"
+
+
+def served(gateway: str) -> str:
+    """Return where a gateway says how the services are whose requests it passes on."""
+    return f"{PREFIX}.served.{gateway}"
 
 
 def kept(stream: str, what: str) -> str:

@@ -545,7 +545,7 @@ def _searches(identity: str) -> Grants:
                 subjects.REPLIES,
                 "_INBOX.*.>",
             ),
-            (subjects.MEASURED,),
+            (subjects.MEASURED, subjects.SERVED),
         )
     )
 
@@ -591,6 +591,7 @@ def _gateway(identity: str) -> Grants:
                 # Operators ask no node for a session: the gateway knows the rights of people.
                 subjects.terminal("*"),
                 subjects.NOTIFIER_ASKED,
+                subjects.served(identity),
             ),
             heard,
         )

@@ -363,6 +363,9 @@ def _rank_variables(start: StartRank, state: Path) -> dict[str, str]:
         "SKEP_WORLD": str(command.world),
         "SKEP_SOCK": str(socket_path(state)),
         RUN_VARIABLE: start.token,
+        # A port of the first rank's node that no other attempt has: what a replica listens at.
+        "SKEP_ADDRESS": command.master_address,
+        "SKEP_PORT": str(command.master_port),
         **({"SKEP_MEMORY_SHARE": str(command.share)} if command.share else {}),
         **({"SKEP_GPU_SHARE": f"{command.gpu_share / 1000:g}"} if command.gpu_share else {}),
         **_server_variables(command),

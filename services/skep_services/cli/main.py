@@ -88,6 +88,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "submit | list | show | cancel | ask | tell | plot | demote | promote: trials as one",
         )
     },
+    "services": {
+        "serve": ("serve", "begin a service, or --update one: replicas that answer requests"),
+        "services": ("serve", "list services, show one, or --scale or --stop it"),
+    },
     "people": {
         "login": ("login", "be known to a cluster: at its provider, or by a token"),
         "logout": ("login", "revoke that token, and forget it"),

@@ -456,6 +456,69 @@ class SearchCancelled(msgspec.Struct, frozen=True, kw_only=True):
     accepted: bool
 
 
+class ServiceRow(msgspec.Struct, kw_only=True):
+    """A service without its replicas. `state` is `active`, `ending` or `over`.
+
+    `requests_per_s`, `p95_ms` and `open` are those of the gateway that answers.
+    """
+
+    service: str
+    name: str
+    vc: str
+    owner: str
+    state: str
+    why: str | None
+    detail: str
+    began_at: int
+    ended_at: int | None
+    revision: int
+    updating: bool
+    wanted: int
+    ready: int
+    replicas: int
+    replicas_max: int
+    scaled_why: str | None
+    failures: int
+    requests_per_s: float
+    p95_ms: int
+    open: int
+    url: str
+
+
+class ServiceList(msgspec.Struct, frozen=True, kw_only=True):
+    """Services by their begin."""
+
+    services: list[ServiceRow]
+
+
+class ReplicaRow(msgspec.Struct, kw_only=True):
+    """A replica. `stand` is `new`, `waiting`, `running`, `ready` or `draining`."""
+
+    replica: int
+    job: str
+    revision: int
+    stand: str
+    why: str | None
+    since: int
+    node: str | None
+    open: int
+
+
+class ServiceDetail(ServiceRow, kw_only=True):
+    """A service with its spec and its replicas that are not over."""
+
+    spec: dict[str, Any]
+    rows: list[ReplicaRow]
+
+
+class ServiceTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked of a service was taken."""
+
+    service: str
+    accepted: bool
+    repeated: bool = False
+
+
 class TrialAsked(msgspec.Struct, frozen=True, kw_only=True):
     """A trial that was added to a search."""
 

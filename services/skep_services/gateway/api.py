@@ -48,6 +48,8 @@ OPEN_PATHS = (
 """What answers without a token: nothing there names a job or a tenant's secret. To log in, to join
 and to renew one shows something else."""
 API_PREFIX = "/v1/"
+CALLS = "/v1/services/{service}/http/{path}"
+"""The route of requests to services: what bounds them is not what bounds requests to Skep."""
 """What is not under it is the page, and what monitors read."""
 QUERY_NUMBER_MAX = 2**53
 
@@ -194,7 +196,8 @@ def middleware(
             if not is_open(request.path):
                 caller = await authentication.caller(request)
                 CALLER.set(caller)
-                count(caller)
+                if not _is_call(request):
+                    count(caller)
                 _admit(request, caller)
             response = await handler(request)
             status = response.status
@@ -225,6 +228,11 @@ def middleware(
         return response
 
     return through
+
+
+def _is_call(request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical == CALLS
 
 
 def is_open(path: str) -> bool:

@@ -47,7 +47,8 @@ STATUS_TEXTS = {
     413: "The body is too large.",
     422: "What is in the body is wrong; `problems` has every place.",
     429: "The caller asks too much at once; `retry_after_s` says when to ask again.",
-    502: "The provider does not answer as it should.",
+    501: "That is not built.",
+    502: "The provider, or a replica, does not answer as it should.",
     503: "The gateway or the bus cannot do it now: repeat it with the same key.",
 }
 ERROR_EXAMPLES: dict[int, tuple[str, str]] = {
@@ -63,6 +64,7 @@ ERROR_EXAMPLES: dict[int, tuple[str, str]] = {
         "too-many-requests",
         "vc-nlp makes more than 200 requests a second: repeat it after 0.1 s",
     ),
+    501: ("not-built", "connections to services by WebSocket are not built yet"),
     502: ("provider", "the provider does not answer"),
     503: ("bus-away", "the bus did not take it within 10 s: repeat it with the same key"),
 }
@@ -72,11 +74,10 @@ def document() -> dict[str, Any]:
     """Return the document."""
     kinds = {**{_name(kind): kind for kind in _structs()}, "ErrorAnswer": ErrorAnswer}
     _, schemas = msgspec.json.schema_components(kinds.values(), ref_template=SCHEMAS + "{name}")
-    # A search gives its trials a name and its own VC.
-    schemas["SearchJob"] = {
-        key: each for key, each in schemas["JobSpec"].items() if key != "required"
-    }
-    schemas["SearchSpec"]["properties"]["job"] = {"$ref": SCHEMAS + "SearchJob"}
+    # A search gives its trials a name and its own VC, and so does a service its replicas.
+    for whole, job in (("SearchSpec", "SearchJob"), ("ServiceSpec", "ReplicaJob")):
+        schemas[job] = {key: each for key, each in schemas["JobSpec"].items() if key != "required"}
+        schemas[whole]["properties"]["job"] = {"$ref": SCHEMAS + job}
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, schemas)
@@ -248,6 +249,7 @@ def _portable(schema: Any) -> Any:
 EXAMPLES: dict[str, Any] = {
     "job": "j17",
     "search": "s4",
+    "service": "v4",
     "vc": "nlp",
     "node": "node-1",
     "name": "mnist",

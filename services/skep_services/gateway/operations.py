@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from skep.ledger.report import By
-from skep.wire.bounds import NAME_PATTERN, SEARCH_PATTERN
+from skep.wire.bounds import NAME_PATTERN, SEARCH_PATTERN, SERVICE_PATTERN
 from skep.wire.changes import ASKS
 from skep.wire.search import SearchSpec
+from skep.wire.service import ServiceSpec
 from skep.wire.spec import JobSpec
 from skep.wire.trials import Kind
 from skep_services.gateway import answers, cluster_answers
@@ -25,6 +26,7 @@ from skep_services.gateway.accounts import (
     RoleBody,
     TokenBody,
 )
+from skep_services.gateway.api import CALLS
 from skep_services.gateway.choosing import LABELS_MAX, ORDERS
 from skep_services.gateway.cluster import (
     DrainBody,
@@ -35,6 +37,7 @@ from skep_services.gateway.cluster import (
 )
 from skep_services.gateway.cluster_file import ClusterFileBody
 from skep_services.gateway.columns import TABLES
+from skep_services.gateway.front import METHODS
 from skep_services.gateway.jobs import WAIT_S_MAX
 from skep_services.gateway.joins import JoinBody, RenewBody
 from skep_services.gateway.ledger import VERDICTS
@@ -46,6 +49,7 @@ from skep_services.gateway.replays import ReplayBody
 from skep_services.gateway.requeue import Requeue
 from skep_services.gateway.rows import ACTIVE, ENDED
 from skep_services.gateway.secrets import SecretBody
+from skep_services.gateway.services import ScaleBody
 from skep_services.gateway.state import HOURS, HOURS_MAX
 from skep_services.gateway.submit import KEY_MAX
 from skep_services.gateway.templates import TemplateBody
@@ -113,9 +117,13 @@ LAST_EVENT = Parameter(
 )
 WAIT = Parameter("timeout_s", COUNT, f"How long it waits (seconds), {WAIT_S_MAX} at most.")
 
+SERVICE_OR_NAME = SERVICE_PATTERN.replace("(?!\\n)", "") + "|^[A-Za-z0-9_-]+[.][A-Za-z0-9_-]+$"
+
 PATH: dict[str, Schema] = {
     "job": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
     "search": {"type": "string", "pattern": SEARCH_PATTERN.replace("(?!\\n)", "")},
+    "service": {"type": "string", "pattern": SERVICE_OR_NAME},
+    "path": {"type": "string"},
     "trial": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
     "vc": NAME,
     "model": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
@@ -133,6 +141,8 @@ PATH: dict[str, Schema] = {
 PATH_TEXTS = {
     "job": "The id of a job (`j17`), or the name of one.",
     "search": "The id of a search (`s4`).",
+    "service": "The id of a service (`v4`), or `VC.NAME` of one that is not over.",
+    "path": "What the replica is asked for, with its query.",
     "trial": "The number of a trial.",
     "vc": "A virtual cluster.",
     "model": "The family of a job.",
@@ -160,6 +170,13 @@ SPEC_EXAMPLE = {
     "script": "train.py",
     "args": ["--epochs", "20"],
     "resources": {"gpus": 1, "workers": 2},
+}
+SERVICE_EXAMPLE = {
+    "name": "llm",
+    "vc": "default",
+    "job": {"command": "python server.py --port $SKEP_PORT"},
+    "replicas": 2,
+    "health": "/health",
 }
 SEARCH_EXAMPLE = {
     "name": "rates",
@@ -493,6 +510,70 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         takes=(KEY,),
         errors=(404,),
     ),
+    # --- services ---
+    ("GET", "/v1/services"): get(
+        "services",
+        "List services without their replicas.",
+        answers.ServiceList,
+        VC,
+        Parameter("state", one_of("active", "over", "all"), "Which services."),
+        errors=(400,),
+    ),
+    ("POST", "/v1/services"): post(
+        "services",
+        "Begin a service.",
+        answers.ServiceTaken,
+        ServiceSpec,
+        status=201,
+        takes=(KEY,),
+        example=SERVICE_EXAMPLE,
+        errors=(404,),
+    ),
+    ("GET", "/v1/services/{service}"): get(
+        "services",
+        "Show a service with its replicas, at once or when all are ready, or it is over.",
+        answers.ServiceDetail,
+        Parameter("wait", one_of("ready", "over"), "Wait until it is so."),
+        WAIT,
+        errors=(400, 404),
+    ),
+    ("PUT", "/v1/services/{service}"): Operation(
+        tag="services",
+        text="Update a service, one replica after another.",
+        answer=answers.ServiceTaken,
+        status=202,
+        takes=(KEY,),
+        body=ServiceSpec,
+        example=SERVICE_EXAMPLE,
+        errors=(400, 404, 409, 413, 422, 503),
+    ),
+    ("DELETE", "/v1/services/{service}"): Operation(
+        tag="services",
+        text="Drain all replicas of a service, and end it.",
+        answer=answers.ServiceTaken,
+        status=202,
+        takes=(KEY,),
+        errors=(400, 404, 409, 422, 503),
+    ),
+    ("POST", "/v1/services/{service}/scale"): post(
+        "services",
+        "Have a service have so many replicas.",
+        answers.ServiceTaken,
+        ScaleBody,
+        status=202,
+        takes=(KEY,),
+        example={"replicas": 3},
+        errors=(404,),
+    ),
+    **{
+        (method, CALLS): Operation(
+            tag="services",
+            text="Pass a request on to a replica that is ready, and its answer back.",
+            media="*/*",
+            errors=(404, 409, 413, 501, 502, 503),
+        )
+        for method in METHODS
+    },
     # --- the cluster ---
     ("GET", "/v1/nodes"): get("cluster", "List the nodes.", answers.NodeList),
     ("GET", "/v1/gpus"): get("cluster", "List the GPUs.", answers.GpuList),
@@ -987,6 +1068,7 @@ TAGS = {
     "changes": "Suspend, resume, move and resize running jobs.",
     "events": "What happened, and what happens.",
     "searches": "Many trials of one job, as one object.",
+    "services": "Replicas that answer requests, as one object.",
     "cluster": "Nodes, GPUs, virtual clusters and what they were used for.",
     "operators": "What operators change.",
     "people": "People, their roles and tokens.",

@@ -1,10 +1,13 @@
-"""`/v1/searches`: the searches by their own log, and what is asked of them."""
+"""`/v1/searches`: the searches by their own log, and what is asked of them.
+
+The same log has the services, whose view is kept here too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from skep.access.rights import Action
 from skep.machines.searches import SearchesMachine
+from skep.machines.searches.serving.state import Service
 from skep.machines.searches.state import Search, Trial
 from skep.units import Instant
 from skep.wire import codec
@@ -32,6 +36,7 @@ from skep.wire.search_facts import (
     SearchVerdict,
     Stand,
 )
+from skep.wire.service_facts import ServiceMessage, ServiceOver
 from skep.wire.spec import SPEC_BYTES_MAX
 from skep_services.gateway.api import ApiError, caller_of, check, hidden, json_response, number
 from skep_services.gateway.callers import Only, covers
@@ -71,6 +76,9 @@ class SearchesView:
         self._machine = SearchesMachine()
         self._curves: dict[str, dict[int, Curve]] = {}
         """Of trials that are over, by search."""
+        self.services_over: dict[str, tuple[Service, ServiceOver]] = {}
+        self.service_news: Callable[[], None] = _nothing
+        """Called when a fact about a service has come."""
 
     async def deliver(self, delivery: Delivery) -> None:
         """Take over a record."""
@@ -88,12 +96,71 @@ class SearchesView:
 
     def code_of(self, vc: str) -> set[str]:
         """Return the snapshots of code that the jobs of a VC's running searches have."""
-        found = self._machine.searches.values()
-        return {digest for one in found if one.spec.vc == vc for digest in one.spec.job.snapshots}
+        jobs = [one.spec.job for one in self._machine.searches.values()]
+        jobs += [spec.job for one in self.services.values() for spec in one.specs.values()]
+        return {digest for job in jobs if job.vc == vc for digest in job.snapshots}
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """Return the services that are not over, by id."""
+        return self._machine.serving.services
+
+    def knows_service(self, name: str) -> bool:
+        """Return whether there is, or lately was, a service of this id."""
+        return name in self.services or name in self.services_over
+
+    def service(self, name: str, may: Callable[[str], bool]) -> tuple[Service, ServiceOver | None]:
+        """Return a service and how it ended; None: it is not over.
+
+        Args:
+            name: Its id, or `VC.NAME` of one that is not over.
+            may: Whether the caller may see what belongs to a VC.
+
+        Raises:
+            ApiError: There is none (404), as far as the caller may know.
+            hidden: An ApiError (404): the caller may not see it.
+        """
+        unknown = ApiError(404, Reason.UNKNOWN_SERVICE, f"there is no service {name}")
+        over = self.services_over.get(name)
+        found = over[0] if over is not None else self.services.get(name)
+        if found is None:
+            named = (
+                one for one in self.services.values() if f"{one.spec.vc}.{one.spec.name}" == name
+            )
+            found = next(named, None)
+        if found is None:
+            raise unknown
+        if not may(found.spec.vc):
+            raise hidden(unknown, found.spec.vc)
+        return found, over[1] if over is not None else None
+
+    def find_service(self, name: str, may: Callable[[str], bool]) -> Service:
+        """Return a service that is not over, as `service`.
+
+        Raises:
+            ApiError: There is none (404), or it is over (409).
+        """
+        found, end = self.service(name, may)
+        if end is not None:
+            raise ApiError(409, Reason.ALREADY_ENDED, f"{name} is over already: {end.why}")
+        return found
+
+    def services_of(self, vc: Only, state: str) -> list[tuple[Service, ServiceOver | None]]:
+        """Return services, each with its end, the oldest first; as `listed`."""
+        found: list[tuple[Service, ServiceOver | None]] = []
+        if state != "active":
+            found += self.services_over.values()
+        if state != "over":
+            found += [(service, None) for service in self.services.values()]
+        mine = [one for one in found if covers(vc, one[0].spec.vc)]
+        return sorted(mine, key=lambda one: int(one[0].service[1:]))
 
     def apply(self, facts: codec.Facts) -> None:
         """Take over a record's facts."""
         for fact in facts.facts:
+            if isinstance(fact, ServiceMessage):
+                self._apply_service(fact)
+                continue
             if not isinstance(fact, EpochBegan | SearchMessage):
                 continue  # Of another service.
             if isinstance(fact, SearchTrialOver):
@@ -107,6 +174,15 @@ class SearchesView:
             self._machine.apply(fact)
             if isinstance(fact, SearchMessage) and not isinstance(fact, SearchTrialMeasured):
                 self._watch.wake((fact.search,))
+
+    def _apply_service(self, fact: ServiceMessage) -> None:
+        if isinstance(fact, ServiceOver):
+            self.services_over[fact.service] = self.services[fact.service], fact
+            for old in list(self.services_over)[: max(0, len(self.services_over) - OVER_MAX)]:
+                del self.services_over[old]
+        self._machine.apply(fact)  # type: ignore[arg-type]
+        self._watch.wake((fact.service,))
+        self.service_news()
 
     def find(self, name: str) -> tuple[Search, SearchOver | None] | None:
         """Return a search and how it ended.
@@ -139,6 +215,10 @@ class SearchesView:
         return [
             (step, search.spec.signed(value)) for step, value in zip(steps, values, strict=True)
         ]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class Gauges(Collector):

@@ -29,6 +29,7 @@ from skep_services.gateway.code import Code
 from skep_services.gateway.code_store import CodeStore
 from skep_services.gateway.estimates import Calibrations, Estimates, OutcomeCounts
 from skep_services.gateway.feed import Feed
+from skep_services.gateway.front import Front
 from skep_services.gateway.health import Health
 from skep_services.gateway.hub import Hub
 from skep_services.gateway.index import STREAMS, Indexer
@@ -49,6 +50,7 @@ from skep_services.gateway.replays import Replays
 from skep_services.gateway.report import Reports
 from skep_services.gateway.searches import Gauges, Searches, SearchesView
 from skep_services.gateway.secrets import SecretViews
+from skep_services.gateway.services import Services
 from skep_services.gateway.site import Site
 from skep_services.gateway.state import StateViews
 from skep_services.gateway.streams import Streams
@@ -111,6 +113,7 @@ class Gateway:
         self._collecting: asyncio.Task[None] | None = None
         self._feed: Feed | None = None
         self._feeding: asyncio.Task[None] | None = None
+        self._fronting: asyncio.Task[None] | None = None
 
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Follow, listen and serve HTTP.
@@ -178,8 +181,9 @@ class Gateway:
             self._feed.close()
             self._feeding.cancel()
             await asyncio.wait((self._feeding,), timeout=SHUTDOWN_S)
-        if self._collecting is not None:
-            self._collecting.cancel()
+        for task in (self._collecting, self._fronting):
+            if task is not None:
+                task.cancel()
         await self.code.close()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -315,6 +319,8 @@ class Gateway:
             indexer, submitter, health, metrics, clock, self.models.stages, removed=removed
         )
         searches = Searches(self.searches, watch, submitter, clock)
+        front = Front(self.searches, lambda: indexer.fold.state, self._bus, clock, self._identity)
+        self._fronting = asyncio.create_task(front.run())
         metrics.add(Gauges(self.searches))
         self._feed = feed = Feed(
             indexer, self.searches, limits, estimates, clock, path=self._path, silent=health.silent
@@ -339,6 +345,7 @@ class Gateway:
                 *terminals.routes(),
                 *cluster.routes(),
                 *searches.routes(),
+                *Services(self.searches, watch, submitter, front).routes(),
                 *Models(self.models).routes(),
                 *Calibrations(indexer, self.models.calibration).routes(),
                 *trials.routes(),

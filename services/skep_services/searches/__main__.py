@@ -28,7 +28,7 @@ FOLLOW = (
     Follow(subjects.ADMISSION, facts=(Admitted, CancelAsked, ChangeAsked, Refused, RolesSeen)),
     Follow(subjects.ALLOC, facts=(AskOver, JobChanged, JobEnded, JobQueued, JobRan, JobRequeued)),
 )
-LISTEN = (subjects.MEASURED,)
+LISTEN = (subjects.MEASURED, subjects.SERVED)
 
 
 async def main(chosen: Settings, log: Any) -> None:

@@ -103,7 +103,7 @@ from skep.wire.promises import (
 )
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest
-from skep.wire.spec import SEARCH_KEYS, Elastic, JobSpec, ParameterServers, Problem
+from skep.wire.spec import SEARCH_KEYS, SERVICE_KEYS, Elastic, JobSpec, ParameterServers, Problem
 from skep.wire.template_facts import TemplateAsk, TemplateSet, parse_template_ask
 from skep.wire.verdict import Verdict
 from skep.wire.volumes import Volume
@@ -723,6 +723,7 @@ class AdmissionMachine:
         problem = (
             self.allowing.submission(person, vc, parsed.priority, self.vcs[vc])
             or _search_problem(parsed, key)
+            or _service_problem(parsed, key)
             or _task_problem(parsed)
             or self._impossible(parsed)
             or self._too_many(parsed, jobs := _jobs(parsed))
@@ -1154,6 +1155,28 @@ def _search_problem(spec: JobSpec, key: str) -> Problem | None:
         reason=Reason.BAD_VALUE,
         text=text,
         suggestion="leave it out, and use another key",
+    )
+
+
+def _service_problem(spec: JobSpec, key: str) -> Problem | None:
+    """Return why a job is no replica of a service, or None.
+
+    A service knows its replicas by their keys.
+    """
+    if (spec.kind == "inference") == key.startswith(SERVICE_KEYS):
+        return None
+    if spec.kind == "inference":
+        return Problem(
+            path="$.kind",
+            reason=Reason.BAD_VALUE,
+            text="a job of kind `inference` is a replica of a service",
+            suggestion="describe the service, and begin it by `skep serve FILE`",
+        )
+    return Problem(
+        path=f"header {subjects.KEY_HEADER}",
+        reason=Reason.BAD_VALUE,
+        text=f"keys that begin with `{SERVICE_KEYS}` are those of services' replicas",
+        suggestion="use another key",
     )
 
 

@@ -10,7 +10,7 @@ either may be ahead of the other, so a trial learns its job from whichever names
 asked for a job follows from how its trial stands and how it is to stand, and is repeated until
 admission has passed it on: a message that is lost, late or said twice leads to the same end.
 Metrics are core messages. A search decides over its trials: one that a tenant suspends by hand is
-resumed when its turn comes.
+resumed when its turn comes. Services and their replicas are kept beside searches (`serving`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from skep.access.rights import Action, Ruling, may
 from skep.access.roles import Roles
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.searches import hearing, plan
+from skep.machines.searches.serving.part import ServiceKept, ServicesKept, Serving
 from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
@@ -65,9 +66,11 @@ from skep.wire.search_facts import (
     TrialEnd,
     parse_request,
 )
+from skep.wire.served import Served
+from skep.wire.service_facts import ServiceMessage, ServiceWish
 from skep.wire.spec import Problem
 
-SearchesEvent = SearchRequest | Facts | Measured | Unreadable
+SearchesEvent = SearchRequest | Facts | Measured | Served | Unreadable
 """What the service takes from outside."""
 
 OfSearch = CancelSearch | AskTrial | TellTrial | DemoteTrial | PromoteTrial
@@ -122,7 +125,16 @@ class SearchKeysKept(msgspec.Struct, frozen=True, tag="search-keys-kept"):
     keys: tuple[tuple[str, str, str], ...]
 
 
-Kept = SearchesKept | SearchKept | TrialsKept | JobsKept | SearchKeysKept | RolesSeen
+Kept = (
+    SearchesKept
+    | SearchKept
+    | TrialsKept
+    | JobsKept
+    | SearchKeysKept
+    | RolesSeen
+    | ServicesKept
+    | ServiceKept
+)
 
 
 class Soft:
@@ -149,6 +161,7 @@ class SearchesMachine:
         """Keys of requests: whose they are (see `_scope`), key, and the search that began by it."""
         self.roles = Roles()
         """Of people, as admission has heard them: both decide by the same."""
+        self.serving = Serving(self.roles)
         self._soft = Soft()
         self._effects: list[Effect] = []
 
@@ -159,7 +172,7 @@ class SearchesMachine:
             event: What came. What is known already changes nothing.
             now: The time of this service's clock.
         """
-        self._effects = []
+        self._effects = self.serving.effects = []
         touched: dict[str, None] = {}
         match event:
             case SearchRequest():
@@ -170,10 +183,14 @@ class SearchesMachine:
                         if self.roles.standing(fact.person) != fact.standing:
                             self._record(fact)
                         continue
-                    touched.update(self._heard(fact, now))
+                    if not self.serving.heard(fact, now):
+                        touched.update(self._heard(fact, now))
             case Measured():
                 touched = self._measured(event, now)
+            case Served():
+                self.serving.served(event, now)
             case Tick():
+                self.serving.tick(now)
                 touched = {
                     search: None
                     for search, due in self._soft.due.items()
@@ -182,6 +199,7 @@ class SearchesMachine:
             case Restarted():
                 self._soft = Soft()
                 touched = dict.fromkeys(self.searches)
+                self.serving.restarted(now)
             case Unreadable():
                 pass
         for name in touched:
@@ -190,7 +208,8 @@ class SearchesMachine:
 
     def wake_at(self) -> Instant | None:
         """Return when something is to be repeated, a turn is over or a budget used up, or None."""
-        return min((due for due in self._soft.due.values() if due is not None), default=None)
+        dues = (*self._soft.due.values(), self.serving.wake_at())
+        return min((due for due in dues if due is not None), default=None)
 
     # --- what others say ---------------------------------------------------------------------
 
@@ -234,12 +253,15 @@ class SearchesMachine:
             verdict = _refusal("", parsed)
         elif isinstance(parsed, BeginSearch):
             verdict = self._begin(event, parsed, now)
+        elif isinstance(parsed, ServiceWish):
+            verdict = self.serving.request(event, parsed, now)
         else:
             verdict = self._of_search(event, parsed, now)
         if verdict is None:
             return {}
         if event.reply and subjects.reply_allowed(event.reply, event.vc, event.person):
             self._effects.append(Send(event.reply, verdict))
+        self.serving.follow(verdict.search, now)
         return {verdict.search: None} if verdict.search in self.searches else {}
 
     def _of_search(self, event: SearchRequest, asked: OfSearch, now: Instant) -> SearchVerdict:
@@ -550,6 +572,8 @@ class SearchesMachine:
                     spared.run, spared.order = True, spared.order + 1
             case SearchMessage():
                 self._apply_trial(fact)
+            case ServiceMessage():
+                self.serving.apply(fact)
             case _:
                 self._restore(fact)
 
@@ -618,7 +642,8 @@ class SearchesMachine:
         jobs = ((job, *place) for job, place in self.jobs.items())
         kept += [JobsKept(piece) for piece in _pieces(jobs, PIECE)]
         keys = ((vc, key, search) for (vc, key), search in self.keys.items())
-        return kept + [SearchKeysKept(piece) for piece in _pieces(keys, PIECE)]
+        kept += [SearchKeysKept(piece) for piece in _pieces(keys, PIECE)]
+        return kept + self.serving.snapshot()
 
     def _restore(self, kept: Kept) -> None:
         match kept:
@@ -635,6 +660,8 @@ class SearchesMachine:
                 self.keys.update(((vc, key), search) for vc, key, search in kept.keys)
             case RolesSeen():
                 self.roles.set(kept.person, kept.standing)
+            case ServicesKept() | ServiceKept():
+                self.serving.restore(kept)
 
     def check(self) -> None:
         """Assert that no search runs more than it may, and that jobs and trials agree.
@@ -653,6 +680,7 @@ class SearchesMachine:
                 if trial.job:
                     jobs[trial.job] = search.search, trial.number
         assert jobs == self.jobs
+        self.serving.check()
 
 
 def wish_of(search: Search, trial: Trial) -> str:

@@ -1,0 +1,97 @@
+"""How much is asked of a service, and how many replicas that needs: what a crash may forget."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from skep.machines.searches.serving.state import Service
+from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
+from skep.wire.reasons import Reason
+from skep.wire.served import ServiceServed
+from skep.wire.service_facts import ServiceScaled
+
+WINDOW = seconds(30.0)
+"""Over which requests are counted."""
+SURE = seconds(5.0)
+"""Until so much of the window is there, the number of replicas stays."""
+DOWN = seconds(120.0)
+"""A service has fewer replicas only once this long it needed no more: load comes back."""
+LATENCY_WAIT = seconds(30.0)
+"""After a change, until latency asks for another replica: it has to get ready and be felt."""
+HEARD = seconds(5.0)
+"""A gateway that said nothing for so long passes nothing on: five of its messages."""
+KEPT_MAX = 4096
+"""Messages that are kept of a service: those of eight gateways in a window are 240."""
+
+assert SURE < WINDOW < DOWN
+
+
+class Load:
+    """What gateways said of one service."""
+
+    def __init__(self) -> None:
+        """Start with nothing heard."""
+        self.heard: dict[str, tuple[Instant, ServiceServed]] = {}
+        """The latest message by gateway."""
+        self._asked: deque[tuple[Instant, int]] = deque(maxlen=KEPT_MAX)
+        self._needs: deque[tuple[Instant, int]] = deque(maxlen=KEPT_MAX)
+        self._began: Instant | None = None
+
+    def take(self, gateway: str, said: ServiceServed, now: Instant) -> None:
+        """Take over what a gateway says."""
+        self._began = now if self._began is None else self._began
+        self.heard[gateway] = now, said
+        self._asked.append((now, said.requests))
+        while self._asked and self._asked[0][0] <= now - WINDOW:
+            self._asked.popleft()
+
+    def present(self, now: Instant) -> list[ServiceServed]:
+        """Return what gateways said lately, one message for each."""
+        return [said for at, said in self.heard.values() if at > now - HEARD]
+
+    def rate_milli(self, now: Instant) -> int:
+        """Return the requests of the window in thousandths per second."""
+        if self._began is None:
+            return 0
+        length = min(WINDOW, max(seconds(1.0), Duration(now - self._began)))
+        count = sum(number for at, number in self._asked if at > now - WINDOW)
+        return count * 1000 * NS_PER_SECOND // length
+
+    def p95_ms(self, now: Instant) -> int:
+        """Return the highest 95th percentile of latency that a gateway sees."""
+        return max((said.p95_ms for said in self.present(now)), default=0)
+
+    def scales(self, service: Service, now: Instant) -> ServiceScaled | None:
+        """Return that a service is to have another number of replicas, or None."""
+        spec = service.spec
+        if spec.replicas_max is None or spec.requests_per_s is None or service.ending is not None:
+            return None
+        if self._began is None or now < after(self._began, SURE) or not self.present(now):
+            return None
+        rate, p95 = self.rate_milli(now), self.p95_ms(now)
+        need, why = -(-rate // (spec.requests_per_s * 1000)), Reason.REQUEST_RATE
+        if spec.latency_ms is not None and 2 * p95 > spec.latency_ms:
+            more = p95 > spec.latency_ms and now >= after(service.scaled_at, LATENCY_WAIT)
+            # One that is not felt yet is waited for; with half of the bound none is spared.
+            felt = service.wanted + (more and service.ready >= service.wanted)
+            if felt > need:
+                need, why = felt, Reason.LATENCY
+        need = min(max(need, spec.replicas), spec.most)
+        if need < service.wanted:
+            need = self._down_to(need, service, now)
+        else:
+            self._needs.clear()
+        if need == service.wanted:
+            return None
+        return ServiceScaled(
+            service=service.service, wanted=need, why=why, at=now, rate_milli=rate, p95_ms=p95
+        )
+
+    def _down_to(self, need: int, service: Service, now: Instant) -> int:
+        """Return the most that was needed lately; that there are, if that is not known yet."""
+        self._needs.append((now, need))
+        while len(self._needs) > 1 and self._needs[1][0] <= now - DOWN:
+            self._needs.popleft()
+        if self._needs[0][0] > now - DOWN:
+            return service.wanted
+        return max(count for _, count in self._needs)

@@ -1,0 +1,267 @@
+"""A service: replicas of one server that answer requests, as one object that stays.
+
+Written as YAML by people, sent as JSON to `skep.v1.search.<vc>` with `do: serve`. Each replica is
+an ordinary job of kind `inference`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from skep.ids import is_token
+from skep.wire.bounds import UNDECODABLE, Count, Token, Words, convert_unbounded
+from skep.wire.parse import PROBLEMS_MAX, bound_problems, kind_of, parse_tree, shape_problems
+from skep.wire.reasons import Reason
+from skep.wire.spec import SPEC_BYTES_MAX, JobSpec, Problem
+from skep.wire.times import time_s
+
+SERVICE_VERSION = 1
+REPLICAS_MAX = 256
+"""Replicas of one service: the report of a gateway on all of them takes 50 KB."""
+PER_REPLICA_MAX = 100_000
+"""Requests a second that one replica may be said to answer."""
+LATENCY_MS_MAX = 600_000
+WAIT_S_MAX = 86_400
+"""The longest of a service's own times: a day."""
+PATH_CHARS_MAX = 256
+PATH = re.compile(r"/[!-~]*")
+SERVICE = re.compile(r"v([1-9][0-9]{0,17})")
+TIME_WANTED = "seconds, or text such as `90s`, `15m`, `2h`, up to a day"
+
+TIMES = ("start", "unhealthy", "drain")
+"""Keys that are times."""
+NOT_OF_REPLICAS = {
+    "after": "its service says when each begins",
+    "begin": "its service says when each begins",
+    "hold": "its service says when each begins",
+    "pipeline": "its service says when each begins",
+    "array": "its service says how many there are",
+    "finish_by": "it has no end of its own",
+    "qos": "it has no end of its own",
+}
+"""Keys of a job that a replica cannot have, and why."""
+NO_REPLICA = {"elastic": "replicas that change their size", "ps": "replicas on parameter servers"}
+"""Keys of a job that a replica cannot have yet."""
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A piece of the spec: closed, immutable, defaults left out on the wire."""
+
+
+class ServiceSpec(_Part, frozen=True):
+    """One service. `job` is what every replica is, its name and VC may be left out.
+
+    A replica listens at the port `SKEP_PORT` of its node. It is ready while `GET` of the path
+    `health` is answered with a status below 400, or, without a path, while the port takes
+    connections. There are `replicas` of them. With `replicas_max` there are as many as requests
+    need, up to so many: each is to answer `requests_per_s`, and one more is begun while the 95th
+    percentile of the latency is above `latency_ms`. A replica that is not ready within `start`, or
+    that was ready and is not for `unhealthy`, is replaced. One that is to go gets no more requests,
+    and ends when it has answered those it has, or after `drain`. An update begins `surge` replicas
+    beside the others; with 0 it ends one first.
+    """
+
+    name: Token
+    vc: Token
+    job: JobSpec
+    version: Count = SERVICE_VERSION
+    replicas: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] = 1
+    replicas_max: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None = None
+    requests_per_s: Annotated[int, Meta(ge=1, le=PER_REPLICA_MAX)] | None = None
+    latency_ms: Annotated[int, Meta(ge=1, le=LATENCY_MS_MAX)] | None = None
+    health: Annotated[str, Meta(max_length=PATH_CHARS_MAX)] = ""
+    start: Annotated[int, Meta(ge=1, le=WAIT_S_MAX)] | Words = 600
+    unhealthy: Annotated[int, Meta(ge=1, le=WAIT_S_MAX)] | Words = 30
+    drain: Annotated[int, Meta(ge=1, le=WAIT_S_MAX)] | Words = 30
+    surge: Annotated[int, Meta(ge=0, le=1)] = 1
+
+    @property
+    def most(self) -> int:
+        """Return how many replicas there may be, apart from those that an update adds."""
+        return max(self.replicas, self.replicas_max or self.replicas)
+
+    def seconds_of(self, name: str) -> int:
+        """Return one of TIMES in seconds."""
+        value = getattr(self, name)
+        assert isinstance(value, int), "a spec that was read has times in seconds"
+        return value
+
+
+def service_id(number: int) -> str:
+    """Return the id of the service that began with message `number` of SUBMIT: `v17`."""
+    return f"v{number}"
+
+
+def is_service_id(text: str) -> bool:
+    """Return whether a text is the id of a service."""
+    return SERVICE.fullmatch(text) is not None
+
+
+def parse_service(raw: bytes) -> ServiceSpec | list[Problem]:
+    """Return the service in `raw` (JSON), times in seconds, or its problems."""
+    if len(raw) > SPEC_BYTES_MAX:
+        text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
+        return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
+    try:
+        tree = msgspec.json.decode(raw)
+    except UNDECODABLE as error:
+        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}")]
+    return parse_service_tree(tree)
+
+
+def parse_service_tree(tree: Any, path: str = "$") -> ServiceSpec | list[Problem]:
+    """Return the service in a decoded JSON or YAML value found at `path`, or its problems."""
+    if not isinstance(tree, dict):
+        text = f"a service is an object with keys, not {kind_of(tree)}"
+        return [Problem(path=path, reason=Reason.WRONG_TYPE, text=text)]
+    job, wrong = _job(tree)
+    plain = {key: value for key, value in tree.items() if key != "job"}
+    problems = [*shape_problems(_Open, plain, path)]
+    problems += [msgspec.structs.replace(each, path=f"{path}{each.path[1:]}") for each in wrong]
+    if problems or job is None:
+        return list(dict.fromkeys(problems))[:PROBLEMS_MAX]
+    whole = {**plain, "job": msgspec.to_builtins(job)}
+    spec = convert_unbounded(whole, ServiceSpec)
+    values = list(islice(_values(spec, path), PROBLEMS_MAX))
+    if values := values or bound_problems(ServiceSpec, whole, path):
+        return values
+    times = {name: time_s(getattr(spec, name)) for name in TIMES}
+    return msgspec.structs.replace(spec, **times)
+
+
+def _open_fields() -> Iterator[tuple[str, Any, Any]]:
+    for field in msgspec.structs.fields(ServiceSpec):
+        if field.name != "job":
+            missing = field.default is msgspec.NODEFAULT
+            yield field.name, field.type, msgspec.field() if missing else field.default
+
+
+_Open = msgspec.defstruct("_Open", list(_open_fields()), bases=(_Part,), frozen=True)
+"""The spec without its job, for finding what is wrong with keys and types."""
+
+
+def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
+    """Return the replicas' job, or what is wrong with it, with paths inside the service."""
+    given = tree.get("job")
+    if "job" not in tree:
+        return None, [Problem(path="$", reason=Reason.MISSING_KEY, text="`job` is required")]
+    if isinstance(given, dict):
+        named = {"name": tree.get("name", ""), "vc": tree.get("vc", ""), "kind": "inference"}
+        given = {**named, **given}
+    parsed = parse_tree(given)
+    if isinstance(parsed, JobSpec):
+        problems = list(_of_replica(parsed))
+        return (None, problems) if problems else (parsed, [])
+    inside, own = [], []
+    for each in parsed:
+        lent = each.path[2:] in {"name", "vc"} and each.path[2:] not in tree["job"]
+        if not lent:
+            inside.append(msgspec.structs.replace(each, path=f"$.job{each.path[1:]}"))
+        elif each.path[2:] in tree:  # A key that is missing is told of with the service's others.
+            own.append(each)
+    return None, inside or own
+
+
+def _of_replica(job: JobSpec) -> Iterator[Problem]:
+    """Yield why a job cannot be a replica."""
+    for key, why in NOT_OF_REPLICAS.items():
+        if getattr(job, key):
+            yield Problem(
+                path=f"$.job.{key}",
+                reason=Reason.BAD_VALUE,
+                text=f"a replica cannot have `{key}`: {why}",
+                suggestion="leave it out",
+            )
+    for key, what in NO_REPLICA.items():
+        if getattr(job, key):
+            yield Problem(
+                path=f"$.job.{key}",
+                reason=Reason.NOT_BUILT,
+                text=f"{what} are not built yet",
+                suggestion="leave it out",
+            )
+    if job.resources.workers > 1:
+        yield Problem(
+            path="$.job.resources.workers",
+            reason=Reason.NOT_BUILT,
+            text="replicas of several workers are not built yet",
+            suggestion="use one worker with as many `gpus` as the server needs",
+        )
+    if job.limits.retries:
+        yield _bad("$.job.limits.retries", "left out: the service replaces a replica that ends")
+    if job.kind != "inference":
+        yield _bad("$.job.kind", "`inference`, or left out")
+
+
+def _values(spec: ServiceSpec, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with values whose types are right."""
+    if spec.version != SERVICE_VERSION:
+        yield Problem(
+            path=f"{path}.version",
+            reason=Reason.WRONG_VERSION,
+            text=f"version {spec.version} is not spoken here",
+            suggestion=f"use version {SERVICE_VERSION}",
+        )
+    for name in ("name", "vc"):
+        if not is_token(getattr(spec, name)):
+            yield _bad(f"{path}.{name}", "a name of letters, digits, `_` and `-`")
+    if spec.job.vc != spec.vc:
+        yield Problem(
+            path=f"{path}.job.vc",
+            reason=Reason.WRONG_VC,
+            text=f"the replicas of a service of `{spec.vc}` are its jobs",
+            suggestion="leave it out",
+        )
+    for name in TIMES:
+        length = time_s(getattr(spec, name))
+        if length is None or not 1 <= length <= WAIT_S_MAX:
+            yield _bad(f"{path}.{name}", TIME_WANTED)
+    if spec.health and not (len(spec.health) <= PATH_CHARS_MAX and PATH.fullmatch(spec.health)):
+        yield _bad(f"{path}.health", "a path of printable ASCII such as `/health`")
+    yield from _scale(spec, path)
+
+
+def _scale(spec: ServiceSpec, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with the numbers of replicas, and what they go by."""
+    if spec.replicas == 0:
+        yield Problem(
+            path=f"{path}.replicas",
+            reason=Reason.NOT_BUILT,
+            text="services without a replica (scale to zero) are not built yet",
+            suggestion="use 1",
+        )
+    elif not 1 <= spec.replicas <= REPLICAS_MAX:
+        yield _bad(f"{path}.replicas", f"1 to {REPLICAS_MAX}")
+    most = spec.replicas_max
+    if most is not None and not spec.replicas <= most <= REPLICAS_MAX:
+        yield _bad(
+            f"{path}.replicas_max", f"{max(1, spec.replicas)}, `replicas`, to {REPLICAS_MAX}"
+        )
+    if (most is None) != (spec.requests_per_s is None):
+        missing = "replicas_max" if most is None else "requests_per_s"
+        yield Problem(
+            path=f"{path}.{missing}",
+            reason=Reason.MISSING_KEY,
+            text="the number of replicas follows requests by `replicas_max` and `requests_per_s`",
+            suggestion="give both, or neither",
+        )
+    if spec.latency_ms is not None and most is None:
+        yield Problem(
+            path=f"{path}.latency_ms",
+            reason=Reason.BAD_VALUE,
+            text="`latency_ms` asks for more replicas, and `replicas_max` allows none",
+            suggestion="give `replicas_max` and `requests_per_s`, or leave it out",
+        )
+
+
+def _bad(path: str, wanted: str) -> Problem:
+    name = path.rsplit(".", 1)[-1]
+    return Problem(path=path, reason=Reason.BAD_VALUE, text=f"`{name}` must be {wanted}")
