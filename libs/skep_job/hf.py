@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import has_length
 
 from skep_job.cooperate.begin import begin_library
 from skep_job.cooperate.library_run import LibraryRun
@@ -44,6 +45,7 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         self._run: LibraryRun = begin_library(checkpoint_every, keep)
         self._trainer: Any = None
         self._first = True  # step of an epoch
+        self._pass = {"epoch": -1, "began": 0}
 
     def newest(self) -> None:
         """Return what scripts gave as `resume_from_checkpoint`: the Trainer has it without."""
@@ -54,6 +56,9 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         if self._trainer is None:
             return
         logged = self._run.taken("hf.logged")
+        pass_ = self._run.taken("hf.pass")
+        if pass_ is not None:
+            self._pass["epoch"] = pass_["epoch"] - 1  # Its beginning is told again.
         if logged is not None:
             self._trainer._tr_loss.fill_(logged["_tr_loss"])
             for name in LOGGED:
@@ -61,6 +66,10 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._first = True
+        again = self._run.taken("hf.pass") or {}
+        epoch = self._pass["epoch"] + 1
+        began = again["began"] if epoch == again.get("epoch") else state.global_step
+        self._pass = {"epoch": epoch, "began": began}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Here all that belongs to the step before is over: its log, evaluation and checkpoint. At
@@ -92,8 +101,30 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
             return None
         self._trainer = trainer
         self._run.keep("hf.logged", Extra(self._logged, lambda _: None))
+        self._run.keep("hf.pass", Extra(lambda: dict(self._pass), lambda _: None))
+        self._find_pass(trainer)
         folder = self._run.begin(self._save, trainer.model)
         return str(folder) if folder is not None else None
+
+    def _find_pass(self, trainer: Any) -> None:
+        """Have a Trainer go on in the pass over the data that it was in.
+
+        It goes by the length of a pass. A stream has none, and counts as one pass however often it
+        was read.
+        """
+        original = getattr(trainer, "_init_training_state", None)
+        if original is None or has_length(trainer.train_dataset):
+            return
+
+        def init(*words: Any, **options: Any) -> tuple[int, int]:
+            epoch, steps = original(*words, **options)
+            pass_ = self._run.taken("hf.pass")
+            if pass_ is not None:
+                epoch, steps = pass_["epoch"], trainer.state.global_step - pass_["began"]
+                steps *= trainer.args.gradient_accumulation_steps
+            return epoch, steps
+
+        trainer._init_training_state = init
 
     def _logged(self) -> dict[str, Any]:
         own = {name: getattr(self._trainer, name) for name in LOGGED}
