@@ -53,8 +53,11 @@ def play(cluster: Embedded, base: Path, way: Way, python: str) -> dict[str, Any]
 
     def told() -> str | None:
         row = cluster.get(f"/v1/jobs/{job}")
-        if row["attempt"] > 1:
+        if row["attempt"] > 1 or row["state"] == "failed":
             return "nothing before it was begun again"
+        reasons = cluster.get(f"/v1/jobs/{job}/why")["reasons"]
+        if not all(any(part in str(each) for each in reasons) for part in way.says):
+            return None
         said = " ".join(cluster.skep("why", job).split())
         return said if all(part in said for part in way.says) else None
 

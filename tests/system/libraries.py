@@ -185,7 +185,7 @@ EXAMPLES = (
     _of(**FIT, name="gan", counted=120),
     _of(**FIT, name="workers", counted=120),
     _of(**FIT, name="ranks", counted=60, workers=2),
-    Example("accelerate, one line", "accelerate", JOBS / "accelerate_loop.py", (), 120),
+    Example("accelerate, one line", "accelerate", JOBS / "accelerate_loop.py", (), 240),
     _of("keras_fit", "keras", "sequential", 120, env=KERAS),
     _of("keras_fit", "keras", "functional", 120, env=KERAS),
     _of("fabric_loop", "lightning", "Fabric_as_it_is", 120, line=False),
@@ -466,14 +466,30 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *(f"{n}. {note}" for n, note in enumerate(notes, 1))])
 
 
+def printed(files: list[Path]) -> list[dict[str, Any]]:
+    """Return the rows that earlier runs printed, in the order of EXAMPLES; later files win."""
+    lines = [line for each in files for line in each.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines if line.startswith('{"script"')]
+    order = [(each.library, each.name) for each in EXAMPLES]
+    found = {(row["library"].partition(" ")[0], row["script"]): row for row in rows}
+    return [found[key] for key in order if key in found]
+
+
 def main() -> int:
     """Play every script; return 1 if one could not be played."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.libraries")
-    parser.add_argument("--python", required=True, help="has torch and the libraries")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--python", help="has torch and the libraries")
+    source.add_argument(
+        "--printed", type=Path, nargs="+", help="files with rows that were printed: only the table"
+    )
     parser.add_argument("--only", default="", help="scripts with this in library and name")
     parser.add_argument("--output", help="a file that the table is written to as well")
     parser.add_argument("--third", type=Path, help="a folder with clones of scripts of others")
     options = parser.parse_args()
+    if options.printed:
+        print(table(printed(options.printed)))
+        return 0
     names = sorted({each.library for each in EXAMPLES})
     has = json.loads(subprocess.check_output([options.python, "-c", HAS, *names], text=True))
     rows, left_out = [], sorted(name for name in names if has[name] is None)

@@ -42,7 +42,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     run = skep_job.init(checkpoint_every="1s")
     run.track(model=model, optimizer=optimizer)
-    first = os.environ["SKEP_ATTEMPT"] == "1"
+    first = os.environ["SKEP_GEN"] == "1"
     for step in run.batches(range(STEPS)):
         load(step, first and rank == world - 1)
         if first and sys.argv[1] == "waits" and step == HANG_AT:
