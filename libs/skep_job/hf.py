@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
@@ -26,6 +28,8 @@ from skep_job.cooperate.run import Extra
 
 LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 """What the Trainer's next report of the loss is made of, beside `_tr_loss`."""
+
+UNREAD = "skep-weights.pt"
 
 
 class SkepCallback(TrainerCallback):  # type: ignore[misc]
@@ -46,6 +50,7 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer: Any = None
         self._first = True  # step of an epoch
         self._pass = {"epoch": -1, "began": 0}
+        self._streams = False
 
     def newest(self) -> None:
         """Return what scripts gave as `resume_from_checkpoint`: the Trainer has it without."""
@@ -55,6 +60,7 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trainer is None:
             return
+        self._read_rest()
         logged = self._run.taken("hf.logged")
         pass_ = self._run.taken("hf.pass")
         if pass_ is not None:
@@ -79,7 +85,9 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
             return
         if not first:
             self._run.forget()
-        if not first or state.max_steps <= state.num_train_epochs:
+        # Where every epoch is one step there is no other place; a stream's epochs are not counted.
+        alone = not self._streams and state.max_steps <= state.num_train_epochs
+        if not first or alone:
             self._run.between()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -113,7 +121,8 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         was read.
         """
         original = getattr(trainer, "_init_training_state", None)
-        if original is None or has_length(trainer.train_dataset):
+        self._streams = not has_length(trainer.train_dataset)
+        if original is None or not self._streams:
             return
 
         def init(*words: Any, **options: Any) -> tuple[int, int]:
@@ -139,6 +148,37 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         for each in written.iterdir():
             shutil.move(each, folder / each.name)
         written.rmdir()
+        if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+            self._add_unread(folder)
+
+    def _add_unread(self, folder: Path) -> None:
+        """Write the weights that the Trainer would not find again in its own checkpoint.
+
+        transformers writes some models (ViT) under the names that they had in earlier versions, and
+        its Trainer passes over what it reads under a name that the model has not.
+        """
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        written: set[str] = set()
+        for file in folder.glob("model*.safetensors"):
+            with safetensors.safe_open(file, "pt") as stored:
+                written |= set(stored.keys())
+        weights = model.state_dict()
+        known = {weights[name].data_ptr() for name in written if name in weights}  # tied ones too
+        unread = {
+            name: value.contiguous()
+            for name, value in weights.items()
+            if name not in written and value.data_ptr() not in known
+        }
+        if written and unread:
+            torch.save(unread, folder / UNREAD)
+
+    def _read_rest(self) -> None:
+        """Load the weights that the Trainer did not find."""
+        file = self._run.found(UNREAD)
+        if file is not None:
+            model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+            model.load_state_dict(weights, strict=False)
 
 
 @contextlib.contextmanager

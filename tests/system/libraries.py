@@ -133,7 +133,7 @@ THIRD = (
         "pytorch/examples word_language_model, Transformer",
         "torch",
         "examples/word_language_model/main.py",
-        f"{WORDS} --model Transformer",
+        f"{WORDS} --model Transformer --lr 0.001",
         120,
     ),
     _third(
