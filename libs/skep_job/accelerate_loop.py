@@ -77,4 +77,6 @@ def _follow(loader: Any, run: Run, accelerator: Any) -> None:
             return made
         return iter(run.batches(self))
 
-    loader.__class__ = type(kind.__name__, (kind,), {"__iter__": iterate})
+    followed = type(kind.__name__, (kind,), {"__iter__": iterate})
+    # Prepared loaders have a `__class__` of their own, for `isinstance`, which cannot be set.
+    vars(object)["__class__"].__set__(loader, followed)

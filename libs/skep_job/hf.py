@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import torch
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import has_length
 
 from skep_job.cooperate.begin import begin_library
 from skep_job.cooperate.library_run import LibraryRun
@@ -25,6 +28,8 @@ from skep_job.cooperate.run import Extra
 
 LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 """What the Trainer's next report of the loss is made of, beside `_tr_loss`."""
+
+UNREAD = "skep-weights.pt"
 
 
 class SkepCallback(TrainerCallback):  # type: ignore[misc]
@@ -44,6 +49,8 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         self._run: LibraryRun = begin_library(checkpoint_every, keep)
         self._trainer: Any = None
         self._first = True  # step of an epoch
+        self._pass = {"epoch": -1, "began": 0}
+        self._streams = False
 
     def newest(self) -> None:
         """Return what scripts gave as `resume_from_checkpoint`: the Trainer has it without."""
@@ -53,7 +60,11 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trainer is None:
             return
+        self._read_rest()
         logged = self._run.taken("hf.logged")
+        pass_ = self._run.taken("hf.pass")
+        if pass_ is not None:
+            self._pass["epoch"] = pass_["epoch"] - 1  # Its beginning is told again.
         if logged is not None:
             self._trainer._tr_loss.fill_(logged["_tr_loss"])
             for name in LOGGED:
@@ -61,6 +72,10 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._first = True
+        again = self._run.taken("hf.pass") or {}
+        epoch = self._pass["epoch"] + 1
+        began = again["began"] if epoch == again.get("epoch") else state.global_step
+        self._pass = {"epoch": epoch, "began": began}
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # Here all that belongs to the step before is over: its log, evaluation and checkpoint. At
@@ -70,7 +85,9 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
             return
         if not first:
             self._run.forget()
-        if not first or state.max_steps <= state.num_train_epochs:
+        # Where every epoch is one step there is no other place; a stream's epochs are not counted.
+        alone = not self._streams and state.max_steps <= state.num_train_epochs
+        if not first or alone:
             self._run.between()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -92,8 +109,31 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
             return None
         self._trainer = trainer
         self._run.keep("hf.logged", Extra(self._logged, lambda _: None))
+        self._run.keep("hf.pass", Extra(lambda: dict(self._pass), lambda _: None))
+        self._find_pass(trainer)
         folder = self._run.begin(self._save, trainer.model)
         return str(folder) if folder is not None else None
+
+    def _find_pass(self, trainer: Any) -> None:
+        """Have a Trainer go on in the pass over the data that it was in.
+
+        It goes by the length of a pass. A stream has none, and counts as one pass however often it
+        was read.
+        """
+        original = getattr(trainer, "_init_training_state", None)
+        self._streams = not has_length(trainer.train_dataset)
+        if original is None or not self._streams:
+            return
+
+        def init(*words: Any, **options: Any) -> tuple[int, int]:
+            epoch, steps = original(*words, **options)
+            pass_ = self._run.taken("hf.pass")
+            if pass_ is not None:
+                epoch, steps = pass_["epoch"], trainer.state.global_step - pass_["began"]
+                steps *= trainer.args.gradient_accumulation_steps
+            return epoch, steps
+
+        trainer._init_training_state = init
 
     def _logged(self) -> dict[str, Any]:
         own = {name: getattr(self._trainer, name) for name in LOGGED}
@@ -108,6 +148,37 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         for each in written.iterdir():
             shutil.move(each, folder / each.name)
         written.rmdir()
+        if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+            self._add_unread(folder)
+
+    def _add_unread(self, folder: Path) -> None:
+        """Write the weights that the Trainer would not find again in its own checkpoint.
+
+        transformers writes some models (ViT) under the names that they had in earlier versions, and
+        its Trainer passes over what it reads under a name that the model has not.
+        """
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        written: set[str] = set()
+        for file in folder.glob("model*.safetensors"):
+            with safetensors.safe_open(file, "pt") as stored:
+                written |= set(stored.keys())
+        weights = model.state_dict()
+        known = {weights[name].data_ptr() for name in written if name in weights}  # tied ones too
+        unread = {
+            name: value.contiguous()
+            for name, value in weights.items()
+            if name not in written and value.data_ptr() not in known
+        }
+        if written and unread:
+            torch.save(unread, folder / UNREAD)
+
+    def _read_rest(self) -> None:
+        """Load the weights that the Trainer did not find."""
+        file = self._run.found(UNREAD)
+        if file is not None:
+            model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+            model.load_state_dict(weights, strict=False)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """What can be done to jobs of common libraries: `python -m tests.system.libraries --python PYTHON`.
 
 PYTHON is an interpreter that has torch and the libraries; scripts of libraries that it lacks are
-left out, and named. Each script runs as it is outside Skep, and then as jobs of a live cluster of
+left out, and named. Scripts of others, which are not here (`THIRD`), are played from `--third
+FOLDER` with clones of their repositories, or from the library that has them. Each script runs as it is outside Skep, and then as jobs of a live cluster of
 two nodes: one is suspended, suspended with its state moved away, stored and resized, one is moved
 to the other node, and one is stored and killed. A cell is `yes` only if the change was done and the
 weights are those of the run outside, to the bit. Prints a JSON object for each script, and a table.
@@ -58,6 +59,10 @@ class Example(NamedTuple):
     env: dict[str, str] = {}  # noqa: RUF012  nothing is added to it
     line: bool = True
     """Whether it has the line of Skep's."""
+    third: bool = False
+    """Whether it is a script of others, as they have it: below `--third`, or in a package."""
+    edit: tuple[str, str] | None = None
+    """What the line of Skep's takes the place of."""
 
     def argv(self) -> list[str]:
         """Return the words after the interpreter."""
@@ -75,9 +80,74 @@ def _of(file: str, library: str, name: str, counted: int, **more: Any) -> Exampl
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 KERAS = {"KERAS_BACKEND": "torch"}
+DEEPSPEED = {"DS_ACCELERATOR": "cpu"}
 HF: dict[str, Any] = {"file": "hf", "library": "transformers", "env": OFFLINE}
 TRL: dict[str, Any] = {"file": "trl_train", "library": "trl", "env": OFFLINE}
 FIT: dict[str, Any] = {"file": "lightning_fit", "library": "lightning"}
+
+NANO = (
+    "--dataset={data}/chars --device=cpu --compile=False --dtype=float32 --eval_interval=50"
+    " --eval_iters=2 --log_interval=10 --block_size=32 --batch_size=4 --n_layer=2 --n_head=2"
+    " --n_embd=32 --max_iters=120 --lr_decay_iters=120 --warmup_iters=10 --dropout=0.1"
+    " --gradient_accumulation_steps=2"
+)
+SMALL = (
+    "--model_name_or_path {data}/model --output_dir out --max_steps 120 --use_cpu --bf16 False"
+    " --dtype float32 --report_to none --save_strategy no --per_device_train_batch_size 4"
+    " --max_length 32 --disable_tqdm True --logging_steps 7"
+)
+LINE = "peft_config=get_peft_config(model_args),\n    )"
+CALLBACK = (
+    "peft_config=get_peft_config(model_args),"
+    "\n        callbacks=[__import__('skep_job.hf').hf.SkepCallback()],\n    )"
+)
+
+
+def _third(name: str, library: str, script: str, arguments: str, counted: int) -> Example:
+    """Return a script of others that has no line of Skep's."""
+    return Example(
+        name, library, Path(script), tuple(arguments.split()), counted, line=False, third=True
+    )
+
+
+def _trl_script(name: str, data: str) -> Example:
+    """Return a script of TRL's own, with the line."""
+    arguments = f"{SMALL} --dataset_name {{data}}/{data}".split()
+    script = Path(f"trl/scripts/{name}.py")
+    title = f"trl/scripts/{name}.py"
+    return Example(
+        title, "trl", script, tuple(arguments), 120, env=OFFLINE, third=True, edit=(LINE, CALLBACK)
+    )
+
+
+WORDS = "--data {data}/words --emsize 32 --nhid 32 --epochs 1 --use-optimizer --batch_size 5"
+THIRD = (
+    _third(
+        "pytorch/examples word_language_model",
+        "torch",
+        "examples/word_language_model/main.py",
+        WORDS,
+        120,
+    ),
+    _third(
+        "pytorch/examples word_language_model, Transformer",
+        "torch",
+        "examples/word_language_model/main.py",
+        f"{WORDS} --model Transformer --lr 0.001",
+        120,
+    ),
+    _third(
+        "minGPT adder",
+        "torch",
+        "minGPT/projects/adder/adder.py",
+        "--trainer.num_workers=0 --trainer.max_iters=120",
+        120,
+    ),
+    _third("nanoGPT train.py", "torch", "nanoGPT/train.py", NANO, 121),
+    _trl_script("sft", "text"),
+    _trl_script("dpo", "pairs"),
+)
+"""Scripts of others: the words of their command lines stand in no file of Skep's repository else."""
 
 EXAMPLES = (
     _plain("plain", "plain", 200),
@@ -115,9 +185,16 @@ EXAMPLES = (
     _of(**FIT, name="gan", counted=120),
     _of(**FIT, name="workers", counted=120),
     _of(**FIT, name="ranks", counted=60, workers=2),
-    Example("accelerate, one line", "accelerate", JOBS / "accelerate_loop.py", (), 120),
+    Example("accelerate, one line", "accelerate", JOBS / "accelerate_loop.py", (), 240),
     _of("keras_fit", "keras", "sequential", 120, env=KERAS),
     _of("keras_fit", "keras", "functional", 120, env=KERAS),
+    _of("fabric_loop", "lightning", "Fabric_as_it_is", 120, line=False),
+    _of("fabric_loop", "lightning", "Fabric_five_lines", 120),
+    _of("ignite_engine", "pytorch-ignite", "Engine_as_it_is", 120, line=False),
+    _of("deepspeed_loop", "deepspeed", "ZeRO_0", 120, env=DEEPSPEED, line=False),
+    _of("deepspeed_loop", "deepspeed", "ZeRO_1", 120, env=DEEPSPEED, line=False),
+    _of("stateful_recipe", "torchdata", "recipe_five_lines", 120),
+    *THIRD,
 )
 
 
@@ -228,7 +305,8 @@ def outside(example: Example, python: str) -> str:
     """Run a script outside Skep, each rank as a process; return its result."""
     libs = str(HERE.parent.parent / "libs")
     own = {k: v for k, v in os.environ.items() if not k.startswith("SKEP_")}
-    own |= {**environment(example, python), "PYTHONPATH": libs}
+    given = environment(example, python)
+    own |= {**given, "PYTHONPATH": f"{libs}:{given.get('PYTHONPATH', '')}"}
     ranks = []
     for rank in range(example.workers):
         more: dict[str, object] = {}
@@ -312,6 +390,41 @@ def attempt(cells: dict[str, str], name: str, change: Callable[[], object]) -> N
         cells[name] = "yes"
 
 
+def found(example: Example, third: Path | None, base: Path, python: str) -> Example | str:
+    """Return a script of others with the words and the folder that it has here, or what it lacks.
+
+    Args:
+        example: The script.
+        third: The folder of clones.
+        base: Where files are put.
+        python: The interpreter: what is in no clone is in a package of its.
+    """
+    if not example.third:
+        return example
+    paths = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"])
+    homes = [*([third] if third else []), *(Path(each) for each in json.loads(paths) if each)]
+    home = next((each for each in homes if (each / example.script).exists()), None)
+    if home is None:
+        return f"there is no {example.script} below --third or in a package"
+    data = base / "data"
+    if not data.exists():
+        data.mkdir()
+        made = [python, str(JOBS / "third_party.py"), str(data)]
+        subprocess.run(made, check=True, capture_output=True)
+    script = home / example.script
+    if example.edit is not None:
+        text = script.read_text()
+        if example.edit[0] not in text:
+            return f"{script} is not as it was: Skep's line has no place"
+        script = Path(tempfile.mkdtemp(dir=base)) / "script" / script.name
+        script.parent.mkdir()
+        script.write_text(text.replace(*example.edit))
+    words = tuple(word.replace("{data}", str(data)) for word in example.arguments)
+    path = str(home / example.script.parts[0])
+    env = {**example.env, "OWN_FOLDER": "yes", "PYTHONPATH": path}
+    return example._replace(script=script, arguments=words, env=env)
+
+
 def play(cluster: Embedded, base: Path, example: Example, python: str) -> dict[str, Any]:
     """Fill the row of a script."""
     cells = dict.fromkeys(CELLS, "no: not tried")
@@ -353,13 +466,30 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *(f"{n}. {note}" for n, note in enumerate(notes, 1))])
 
 
+def printed(files: list[Path]) -> list[dict[str, Any]]:
+    """Return the rows that earlier runs printed, in the order of EXAMPLES; later files win."""
+    lines = [line for each in files for line in each.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines if line.startswith('{"script"')]
+    order = [(each.library, each.name) for each in EXAMPLES]
+    found = {(row["library"].partition(" ")[0], row["script"]): row for row in rows}
+    return [found[key] for key in order if key in found]
+
+
 def main() -> int:
     """Play every script; return 1 if one could not be played."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.libraries")
-    parser.add_argument("--python", required=True, help="has torch and the libraries")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--python", help="has torch and the libraries")
+    source.add_argument(
+        "--printed", type=Path, nargs="+", help="files with rows that were printed: only the table"
+    )
     parser.add_argument("--only", default="", help="scripts with this in library and name")
     parser.add_argument("--output", help="a file that the table is written to as well")
+    parser.add_argument("--third", type=Path, help="a folder with clones of scripts of others")
     options = parser.parse_args()
+    if options.printed:
+        print(table(printed(options.printed)))
+        return 0
     names = sorted({each.library for each in EXAMPLES})
     has = json.loads(subprocess.check_output([options.python, "-c", HAS, *names], text=True))
     rows, left_out = [], sorted(name for name in names if has[name] is None)
@@ -371,7 +501,11 @@ def main() -> int:
                 title = f"{example.library} {example.name}"
                 if has[example.library] is None or options.only not in title:
                     continue
-                row = play(cluster, Path(folder), example, options.python)
+                there = found(example, options.third, Path(folder), options.python)
+                if isinstance(there, str):
+                    left_out.append(f"{title}: {there}")
+                    continue
+                row = play(cluster, Path(folder), there, options.python)
                 row["library"] = f"{example.library} {has[example.library]}"
                 rows.append(row)
                 print(json.dumps(row), flush=True)

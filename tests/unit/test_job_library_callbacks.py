@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from skep_job.cooperate.library_run import LibraryRun
+from skep_job.cooperate.run import Run
 from tests import needs
 from tests.run_kit import check
 
@@ -84,8 +85,15 @@ def test_lightning(tmp_path: Path, accumulate: int, validate: float) -> None:
     assert len(check(fit, make=LibraryRun)) > ROWS
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_transformers(tmp_path: Path, accumulate: int) -> None:
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """Rows without an index or a length."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter([{"x": row, "labels": row} for row in rows(4)])
+
+
+@pytest.mark.parametrize("accumulate, stream", [(1, False), (2, False), (1, True), (2, True)])
+def test_transformers(tmp_path: Path, accumulate: int, stream: bool) -> None:
     if importlib.util.find_spec("transformers") is None:
         needs.skip("transformers is not installed")
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -109,6 +117,7 @@ def test_transformers(tmp_path: Path, accumulate: int) -> None:
         args = TrainingArguments(
             output_dir=str(tmp_path),
             num_train_epochs=2,
+            max_steps=ROWS // accumulate if stream else -1,
             per_device_train_batch_size=2,
             gradient_accumulation_steps=accumulate,
             logging_steps=3,
@@ -118,12 +127,43 @@ def test_transformers(tmp_path: Path, accumulate: int) -> None:
             disable_tqdm=True,
         )
         model = Model()
-        data = [{"x": row, "labels": row} for row in rows(4)]
+        data: Any = Stream() if stream else list(Stream())
         skep = callback("hf", run)
         Trainer(model, args, train_dataset=data, callbacks=[skep, Sees()]).train()
         see([each.tolist() for each in model.state_dict().values()])
 
     assert len(check(train, make=LibraryRun)) == 2 * ROWS // 2 // accumulate // 3 + 1
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accelerate(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        needs.skip("accelerate is not installed")
+    from accelerate import Accelerator
+
+    from skep_job import accelerate_loop
+
+    def train(run: Run, see: See) -> None:
+        monkeypatch.setattr(accelerate_loop.skep_job, "init", lambda **_: run)
+        torch.manual_seed(3)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        net: Any = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))
+        loader: Any = DataLoader(TensorDataset(rows(4)), 2, shuffle=True)
+        model, optimizer, batches = accelerator.prepare(
+            net, torch.optim.Adam(net.parameters()), loader
+        )
+        accelerate_loop.follow(accelerator)
+        for _ in range(2):
+            for (x,) in batches:
+                with accelerator.accumulate(model):
+                    loss = (model(x) - x).square().mean()
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                see((x.tolist(), loss.item()))
+        see([each.tolist() for each in net.state_dict().values()])
+
+    assert len(check(train)) == ROWS + 1
 
 
 @pytest.mark.parametrize("arrays", [True, False])

@@ -122,6 +122,11 @@ class LibraryRun(Run):
         """Return what was kept with the place under `name`; None if nothing was."""
         return self._taken.get(name)
 
+    def found(self, name: str) -> Path | None:
+        """Return a file of the checkpoint that the library goes on from, if there is one."""
+        file = None if self._folder is None else self._folder / name
+        return file if file is not None and file.exists() else None
+
     def arrive(self) -> None:
         """Set the random generators to what they were at the place, once."""
         chance, self._chance = self._chance, None

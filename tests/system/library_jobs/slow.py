@@ -1,13 +1,18 @@
 """Runs a script as it is, and slowly while the file SLOW_FILE is there: `slow.py SCRIPT ARGUMENTS`.
 
 What is done to a job then happens in the middle of its training, however fast the machine is.
+With OWN_FOLDER the script has a copy of its folder, where it may write, and the hash of the weights
+is printed here: scripts of others do not print one.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import runpy
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +21,21 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 STEP_S = 0.4
+LATER_S = 2.0
+FIRST = 40
+"""Steps after which a step is longer: successors that start on a busy machine then find a job."""
+numbers = itertools.count(1)
+optimizers: dict[int, Any] = {}
 
 
-def wait(*_: Any) -> None:
+def wait(*words: Any) -> None:
     """Make a step of the optimizer long."""
+    number = next(numbers)
+    if words:
+        optimizers[id(words[0])] = words[0]
     if os.path.exists(os.environ.get("SLOW_FILE", "")):
         # tidy: allow sleep because the training itself is slow, and nothing waits for it by time
-        time.sleep(STEP_S)
+        time.sleep(STEP_S if number < FIRST else LATER_S)
 
 
 def of_keras() -> None:
@@ -38,11 +51,28 @@ def of_keras() -> None:
     keras.optimizers.Optimizer.apply = slowly
 
 
+def run(script: str) -> None:
+    """Run a script in its own folder's copy, or where this is."""
+    own = "OWN_FOLDER" in os.environ
+    if own:
+        copy = Path(tempfile.mkdtemp()) / Path(script).parent.name
+        shutil.copytree(Path(script).parent, copy)
+        os.chdir(copy)
+        script = str(copy / Path(script).name)
+    sys.argv[0] = script
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+    if own:
+        from digest import tell
+
+        groups = [group for each in optimizers.values() for group in each.param_groups]
+        tell(weight for group in groups for weight in group["params"])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     register_optimizer_step_post_hook(wait)
     if "KERAS_BACKEND" in os.environ:
         of_keras()
     sys.argv = sys.argv[1:]
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run(sys.argv[0])
