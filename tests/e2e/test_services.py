@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.embedded import Embedded, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 SCRIPT = Path(__file__).parent / "jobs" / "serving.py"
 
