@@ -2,14 +2,15 @@
 
 A script of plain PyTorch runs once as it is, and then as jobs of a live cluster of two nodes whose
 checkpoints are in one folder. Each is stored while it trains and then loses its processes: by a
-kill, by a requeue, by a move to the other node. It must go on from the image, and every loss must
-be that of the run that was not interrupted, to the bit. Needs a CRIU that works here (SKEP_CRIU
-names one). Prints one JSON object.
+kill, by another kill in its second attempt, by a window of maintenance. It must go on from the
+image, and every loss must be that of the run that was not interrupted, to the bit. Needs a CRIU
+that works here (SKEP_CRIU names one). Prints one JSON list.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ SCRIPT = Path(__file__).parent / "image_jobs" / "train.py"
 STEPS, PAUSE_S = 400, 0.02
 STORED_FROM = 60
 DEADLINE_S = 120.0
+WAYS = ("killed", "twice", "window")
 
 
 def environment() -> dict[str, str]:
@@ -40,7 +42,9 @@ def plain(base: Path) -> str:
     """Return the losses of the script outside Skep."""
     losses = base / "plain.losses"
     env = {**os.environ, "LOSSES": str(losses), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, str(STEPS), "0"], env=env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, SCRIPT, str(STEPS), "0"], env=env, check=True, stdout=subprocess.DEVNULL
+    )
     return losses.read_text()
 
 
@@ -74,25 +78,22 @@ def lines(path: Path) -> int:
 def trial(cluster: Embedded, base: Path, how: str) -> dict[str, Any]:
     """Run the script, store it, have it lose its processes; return what came of it."""
     job, losses = submit(cluster, base, how)
-    until(lambda: lines(losses) >= STORED_FROM, f"{job} trains", DEADLINE_S)
-    until(lambda: "checkpoint" in cluster.get(f"/v1/jobs/{job}")["can"], f"{job} is known")
-    said = cluster.skep("checkpoint", job).strip()
-    stored = lines(losses)
-    until(lambda: lines(losses) >= stored + 20, f"{job} goes on after it was stored")
-    document = cluster.get(f"/v1/jobs/{job}")
-    node = document["attempts"][-1]["members"][0]["node"]
-    if how == "killed":
-        for pid, command in cluster.processes().items():
-            if str(losses) in _environ(pid) and str(SCRIPT) in command:
-                os.kill(pid, signal.SIGKILL)
-    elif how == "moved":
-        cluster.skep("drain", node)
+    said = [_store(cluster, job, losses, STORED_FROM)]
+    node = cluster.get(f"/v1/jobs/{job}")["attempts"][-1]["members"][0]["node"]
+    window = ""
+    if how == "window":
+        words = ("--nodes", node, "--from", "now", "--for", "1h", "--maintenance", "--json")
+        window = json.loads(cluster.skep("reserve", "create", *words))["name"]
     else:
-        cluster.skep("requeue", job)
+        _kill(cluster, losses)
+    if how == "twice":
+        until(lambda: _began(cluster, job, 2), f"{job} goes on", DEADLINE_S)
+        said.append(_store(cluster, job, losses, lines(losses) + 20))
+        _kill(cluster, losses)
     lost_at = time.monotonic()
     ended = cluster.ended(job, DEADLINE_S)
-    if how == "moved":
-        cluster.skep("drain", "--undo", node)
+    if window:
+        cluster.skep("reserve", "cancel", window)
     return {
         "how": how,
         "stored": said,
@@ -100,9 +101,32 @@ def trial(cluster: Embedded, base: Path, how: str) -> dict[str, Any]:
         "attempts": len(ended["attempts"]),
         "nodes": [one["members"][0]["node"] for one in ended["attempts"]],
         "ended_s": round(time.monotonic() - lost_at, 2),
+        "asks": ended["asks"],
         "log": [line for line in cluster.log(job).splitlines() if "[skep]" in line],
         "losses": losses.read_text(),
     }
+
+
+def _store(cluster: Embedded, job: str, losses: Path, at: int) -> str:
+    """Have the job stored once it has come so far, and go on; return what the command said."""
+    until(lambda: lines(losses) >= at, f"{job} trains", DEADLINE_S)
+    until(lambda: "checkpoint" in cluster.get(f"/v1/jobs/{job}")["can"], f"{job} is known")
+    said = cluster.skep("checkpoint", job, "--wait").strip()
+    stored = lines(losses)
+    until(lambda: lines(losses) >= stored + 20, f"{job} goes on after it was stored")
+    return said
+
+
+def _kill(cluster: Embedded, losses: Path) -> None:
+    for pid, command in cluster.processes().items():
+        if str(losses) in _environ(pid) and str(SCRIPT) in command:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _began(cluster: Embedded, job: str, attempt: int) -> bool:
+    last = cluster.get(f"/v1/jobs/{job}")["attempts"][-1]
+    return last["attempt"] >= attempt and bool(last["started_at"])
 
 
 def _environ(pid: int) -> str:
@@ -115,7 +139,7 @@ def _environ(pid: int) -> str:
 def main() -> int:
     """Run every trial."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.process_images")
-    parser.add_argument("--only", default="", help="one of killed, requeued, moved")
+    parser.add_argument("--only", default="", help="one of killed, twice, window")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
@@ -124,7 +148,7 @@ def main() -> int:
         results = []
         try:
             cluster.up("--nodes", "2", "--gpus", "1", "--vc", "v=2", "--port", "0")
-            for how in ("killed", "requeued", "moved"):
+            for how in WAYS:
                 if not arguments.only or arguments.only == how:
                     result = trial(cluster, base, how)
                     result["equal"] = result.pop("losses") == wanted

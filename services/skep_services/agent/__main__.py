@@ -13,6 +13,7 @@ from skep.ids import is_token
 from skep.machines.agent import AgentMachine, DevicesSeen, DeviceUse
 from skep.units import MIB, NS_PER_SECOND, Instant
 from skep.wire import subjects
+from skep.wire.bounds import TEXT_MAX
 from skep.wire.facts import AgentFact
 from skep.wire.node import TAKE_OVER_AFTER, NodeJoined
 from skep_services import durable
@@ -61,6 +62,10 @@ COMPACT_ABOVE = 4 * MIB
 """A journal of some thousand jobs: replayed in well under a second."""
 
 
+IMAGES_WORK = "yes"
+"""How `NodeJoined` says that images of processes are stored here."""
+
+
 class AgentJournal(JournalFactLog):
     """The agent's journal, compacted to what its machine still needs when the agent starts."""
 
@@ -77,12 +82,13 @@ class AgentJournal(JournalFactLog):
         return record
 
 
-def inventory(chosen: Settings, devices: Devices) -> NodeJoined:
+def inventory(chosen: Settings, devices: Devices, *, images: str = "") -> NodeJoined:
     """Return what this node has to offer.
 
     Args:
         chosen: The agent's settings.
         devices: The node's devices.
+        images: Whether images of processes are stored here: see `NodeJoined`.
 
     Raises:
         ConfigurationError: SKEP_NODE is no name, or SKEP_PORTS is no range.
@@ -101,6 +107,7 @@ def inventory(chosen: Settings, devices: Devices) -> NodeJoined:
         gpus=devices.gpus(),
         cpus=os.cpu_count() or 1,
         memory=host_memory(),
+        images=images,
     )
 
 
@@ -210,7 +217,12 @@ async def main(chosen: Settings, log: Any) -> None:
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     launcher = await _launcher(chosen, log)
     shown = launcher.folder if launcher else chosen.state
-    machine = AgentMachine(inventory(chosen, devices))
+    images, why = await _images_of_processes(chosen, devices, accounts=launcher is not None)
+    if why:
+        log.warning("images of processes are not offered", why=why)
+    told = IMAGES_WORK if images is not None else why[:TEXT_MAX]
+    machine = AgentMachine(inventory(chosen, devices, images=told))
+    machine.changes.abilities.dumps = images is not None
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
     shared = checkpoints_dir(chosen.environment)
     container_folders(chosen.environment)
@@ -220,10 +232,6 @@ async def main(chosen: Settings, log: Any) -> None:
     if why:
         log.warning("the driver's checkpoint is not offered", why=why)
     machine.changes.abilities.evicts = driver is not None
-    images, why = await _images_of_processes(chosen, devices, accounts=launcher is not None)
-    if why:
-        log.warning("images of processes are not offered", why=why)
-    machine.changes.abilities.dumps = images is not None
     node = machine.joined.node
     fatal = Fatal()
     bus = await connect(chosen, fatal)

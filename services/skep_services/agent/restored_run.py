@@ -22,7 +22,7 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NAME = 15
-TRIES_MAX = 3
+TRIES_MAX = 5
 """A process number may be taken for a moment by something short-lived."""
 PAUSE_S = 0.3
 RESTORE_SECONDS_MAX = 600.0
@@ -57,17 +57,15 @@ def _restored(order: dict[str, Any]) -> int:
     """
     for path, size, inode in order["files"]:
         _shorten(path, size, inode)
-    why = ""
-    for attempt in range(TRIES_MAX):
-        if attempt:
-            time.sleep(PAUSE_S)
-        if os.path.exists(f"/proc/{order['pid']}"):
-            why = f"process number {order['pid']} is taken"
-            continue
-        why = _restore(order)
-        if not why:
-            return int(order["pid"])
-    raise NotRestoredError(why)
+    for _ in range(TRIES_MAX):
+        if not os.path.exists(f"/proc/{order['pid']}"):
+            why = _restore(order)
+            break
+        why = f"process number {order['pid']} is taken"
+        time.sleep(PAUSE_S)  # tidy: allow sleep because it looks at a condition a few times
+    if why:
+        raise NotRestoredError(why)
+    return int(order["pid"])
 
 
 def _restore(order: dict[str, Any]) -> str:
