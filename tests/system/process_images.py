@@ -1,4 +1,4 @@
-"""Observed jobs that go on from an image of their processes: `python -m tests.system.process_images`.
+"""Observed jobs that go on from images: `python -m tests.system.process_images`.
 
 A script of plain PyTorch runs once as it is, and then as jobs of a live cluster of two nodes whose
 checkpoints are in one folder. Each is stored while it trains and then loses its processes: by a

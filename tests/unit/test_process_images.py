@@ -129,7 +129,13 @@ def test_what_fails_leaves_the_image_before_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("processes-*")] == ["processes-a"]
 
 
-def test_processes_that_do_not_come_back_begin_from_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sums, why",
+    [({}, "/bin/false ended with status 1"), ({"pages.img": [3, 7]}, "pages.img is damaged")],
+)
+def test_processes_that_do_not_come_back_begin_from_the_start(
+    tmp_path: Path, sums: dict[str, list[int]], why: str
+) -> None:
     grown = tmp_path / "metrics"
     grown.write_text("12345")
     order = {
@@ -138,15 +144,16 @@ def test_processes_that_do_not_come_back_begin_from_the_start(tmp_path: Path) ->
         "pid": 2**22 + 1,
         "output": "",
         "files": [[str(grown), 3, grown.stat().st_ino]],
+        "sums": sums,
         "text": "the image",
     }
     words = [*made.PYTHON, restored_run.__file__, json.dumps(order), "/bin/echo", "begins"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "begins\n"
-    assert done.stderr == (
-        "[skep] the image does not come back, the attempt begins from the start: "
-        "/bin/false ended with status 1\n"
-    )
+    said = "[skep] the image does not come back, the attempt begins from the start: "
+    assert done.stderr.startswith(said)
+    assert done.stderr.endswith(f"{why}\n")
+    assert len(grown.read_text()) == (5 if sums else 3)
 
 
 def test_files_are_listed_that_are_not_only_appended_to(tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ class Reporter:
             until = self._report_at
         wait_ms = max(0, math.ceil((until - time.monotonic()) * 1_000))
         poller.poll(wait_ms)
+        if self._apart is not None:
+            self._pipe.renew()
         if not self._pipe.clear():
             reason = "the script closed the reporter's descriptors"
             raise OSError(reason)

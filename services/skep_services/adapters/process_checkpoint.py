@@ -80,6 +80,8 @@ class Image(msgspec.Struct, frozen=True):
     files: tuple[tuple[str, int, int], ...]
     kernel: str
     criu: str
+    sums: dict[str, tuple[int, int]] = {}
+    """Of each file of the image its length and CRC-32: CRIU itself may hang on a damaged one."""
 
 
 class Dumped(NamedTuple):
@@ -166,11 +168,12 @@ class ProcessCheckpoints:
             ValueError: The list of open files is none.
         """
         files = json.loads((images / "files.json").read_bytes())
-        size = 0
-        for path in images.iterdir():
+        sums = {}
+        for path in sorted(images.iterdir()):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-            size += path.stat().st_size
+            sums[path.name] = restored_run.sum_of(str(path))
+        durable.sync_folder(str(images))
         job, attempt, pid, output = whose
         image = Image(
             folder=images.name,
@@ -178,11 +181,12 @@ class ProcessCheckpoints:
             attempt=attempt,
             pid=pid,
             at=time.time_ns(),
-            bytes=size,
+            bytes=sum(size for size, _ in sums.values()),
             output=_written_to(pid, output),
             files=tuple(tuple(one) for one in files if one[0] != output),
             kernel=os.uname().release,
             criu=self.version,
+            sums=sums,
         )
         durable.write(str(folder / MANIFEST), msgspec.json.encode(image))
         for other in folder.glob(f"{IMAGE}*"):
@@ -222,6 +226,7 @@ class ProcessCheckpoints:
                 "pid": image.pid,
                 "output": image.output,
                 "files": image.files,
+                "sums": image.sums,
                 "text": f"the image of attempt {image.attempt}, made at {when} UTC,",
             }
         )
@@ -359,6 +364,7 @@ def _tried(made: ProcessCheckpoints, folder: Path) -> str:
             "pid": image.pid,
             "output": "",
             "files": image.files,
+            "sums": image.sums,
             "text": "the image",
         }
         size = log.stat().st_size

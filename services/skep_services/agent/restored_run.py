@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -25,7 +26,8 @@ PR_SET_NAME = 15
 TRIES_MAX = 5
 """A process number may be taken for a moment by something short-lived."""
 PAUSE_S = 0.3
-RESTORE_SECONDS_MAX = 600.0
+RESTORE_SECONDS_MAX = 300.0
+CHUNK_BYTES = 1 << 20
 LOG_BYTES_MAX = 256 * 1024
 TEXT_CHARACTERS_MAX = 300
 
@@ -43,6 +45,7 @@ def main(arguments: list[str]) -> int:
         pid = _restored(order)
     except (NotRestoredError, OSError) as error:
         _say(f"{order['text']} does not come back, the attempt begins from the start: {error}")
+        _end_children()
         _be_subreaper(on=False)
         os.execvpe(argv[0], argv, os.environ)  # noqa: S606 - the job's own command
     _say(f"{order['text']} goes on, after {time.monotonic() - begun:.1f} s")
@@ -55,6 +58,10 @@ def _restored(order: dict[str, Any]) -> int:
     Raises:
         NotRestoredError: They are not.
     """
+    for name, wanted in order["sums"].items():
+        if sum_of(os.path.join(order["images"], name)) != tuple(wanted):
+            message = f"{os.path.join(order['images'], name)} is damaged"
+            raise NotRestoredError(message)
     for path, size, inode in order["files"]:
         _shorten(path, size, inode)
     for _ in range(TRIES_MAX):
@@ -91,6 +98,22 @@ def _restore(order: dict[str, Any]) -> str:
     if done.returncode == 0:
         return ""
     return last_error(log) or f"{order['criu'][0]} ended with status {done.returncode}"
+
+
+def sum_of(path: str) -> tuple[int, int]:
+    """Return the length and the CRC-32 of a file; of one that is not there, a length of -1.
+
+    Args:
+        path: The file.
+    """
+    size = sum_ = 0
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                size, sum_ = size + len(piece), zlib.crc32(piece, sum_)
+    except OSError:
+        return -1, 0
+    return size, sum_
 
 
 def last_error(log: str) -> str:
@@ -141,6 +164,15 @@ def _wait(pid: int) -> int:
             signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
             os.kill(os.getpid(), -code)
         return code
+
+
+def _end_children() -> None:
+    """Kill what an interrupted CRIU has left: it is half of a process."""
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        pids = [int(word) for word in file.read().split()]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _be_subreaper(*, on: bool) -> None:
