@@ -41,7 +41,7 @@ def environment() -> dict[str, str]:
 def plain(base: Path) -> str:
     """Return the losses of the script outside Skep."""
     losses = base / "plain.losses"
-    env = {**os.environ, "LOSSES": str(losses), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "LOSSES": str(losses), "GO": "/", "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, SCRIPT, str(STEPS), "0"], env=env, check=True, stdout=subprocess.DEVNULL
     )
@@ -55,7 +55,7 @@ def submit(cluster: Embedded, base: Path, name: str) -> tuple[str, Path]:
         "name": name,
         "script": str(SCRIPT),
         "args": [str(STEPS), str(PAUSE_S)],
-        "env": {"LOSSES": str(losses)},
+        "env": {"LOSSES": str(losses), "GO": str(base / f"{name}.go")},
         "limits": {"retries": 2},
         "resources": {"gpus": 1},
     }
@@ -88,8 +88,9 @@ def trial(cluster: Embedded, base: Path, how: str) -> dict[str, Any]:
         _kill(cluster, losses)
     if how == "twice":
         until(lambda: _began(cluster, job, 2), f"{job} goes on", DEADLINE_S)
-        said.append(_store(cluster, job, losses, lines(losses) + 20))
+        said.append(_store(cluster, job, losses, STORED_FROM))
         _kill(cluster, losses)
+    (base / f"{how}.go").touch()
     lost_at = time.monotonic()
     ended = cluster.ended(job, DEADLINE_S)
     if window:
@@ -113,7 +114,9 @@ def _store(cluster: Embedded, job: str, losses: Path, at: int) -> str:
     until(lambda: "checkpoint" in cluster.get(f"/v1/jobs/{job}")["can"], f"{job} is known")
     said = cluster.skep("checkpoint", job, "--wait").strip()
     stored = lines(losses)
-    until(lambda: lines(losses) >= stored + 20, f"{job} goes on after it was stored")
+    until(
+        lambda: lines(losses) >= min(stored + 20, STEPS - 1), f"{job} goes on after it was stored"
+    )
     return said
 
 

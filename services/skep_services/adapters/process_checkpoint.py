@@ -27,9 +27,9 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -381,13 +381,9 @@ def _tried(made: ProcessCheckpoints, folder: Path) -> str:
             _end(second)
 
 
-def _begin(argv: list[str], output: object) -> subprocess.Popen[bytes]:
+def _begin(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=output,  # type: ignore[call-overload]
-        stderr=output,
-        start_new_session=True,
+        argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
 
 
@@ -408,9 +404,9 @@ def _grows(path: Path, size: int) -> bool:
     return _wait_for(lambda: path.stat().st_size > size)
 
 
-def _wait_for(look: object) -> bool:
+def _wait_for(look: Callable[[], bool]) -> bool:
     until = time.monotonic() + CHECK_SECONDS_MAX
-    while not look():  # type: ignore[operator]
+    while not look():
         if time.monotonic() > until:
             return False
         time.sleep(0.01)  # tidy: allow sleep because it looks at a condition until a deadline

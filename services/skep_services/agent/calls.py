@@ -193,8 +193,7 @@ class AgentCalls:
             case machine.RestoreRun():
                 self._spawn(self._restore(command, answer))
             case machine.DumpRun() | machine.SignalRun():
-                work = self._dump if isinstance(command, machine.DumpRun) else self._signal
-                self._spawn(work(command, answer))
+                self._spawn(self._for_run(command, answer))
             case machine.TellRank():
                 self.tell(self._completed(command))
             case machine.OpenStore():
@@ -282,6 +281,12 @@ class AgentCalls:
 
     async def _thaw(self, command: machine.ThawRun, answer: Answer) -> None:
         await answer(machine.RunThawed(command.token, await self._runtime.thaw(command.token)))
+
+    async def _for_run(self, command: machine.DumpRun | machine.SignalRun, answer: Answer) -> None:
+        if isinstance(command, machine.DumpRun):
+            await self._dump(command, answer)
+        else:
+            await self._signal(command, answer)
 
     async def _signal(self, command: machine.SignalRun, answer: Answer) -> None:
         trouble = await self._runtime.signal(command.token, command.signal, command.order)

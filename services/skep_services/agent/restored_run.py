@@ -64,6 +64,7 @@ def _restored(order: dict[str, Any]) -> int:
             raise NotRestoredError(message)
     for path, size, inode in order["files"]:
         _shorten(path, size, inode)
+    why = ""
     for _ in range(TRIES_MAX):
         if not os.path.exists(f"/proc/{order['pid']}"):
             why = _restore(order)
