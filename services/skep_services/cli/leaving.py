@@ -114,7 +114,7 @@ def _suspend(
         job = client.get(f"/v1/jobs/{quote(row['job'])}")
         can = job["can"]
         # Others that can be stored do not do it when they are told to end.
-        if "checkpoint" in can and job["tier"] == "cooperative":
+        if "checkpoint" in can and job.get("tier", "cooperative") == "cooperative":
             stored.append(row["job"])
             continue
         try:
