@@ -905,6 +905,9 @@ JOB_HEARS: tuple[msgspec.Struct, ...] = (
     talk.CheckpointRank(**_RANK, order=57, path="/state/checkpoints/j17", step=130),
     talk.MoveRank(**_RANK, order=65, host="10.0.0.2", port=31_000, token="secret"),  # noqa: S106
     talk.ShareRank(**_RANK, order=73, share=0.5),
+    talk.GoApart(
+        **_RANK, path="/var/lib/skep/checkpoints/j17/processes.identity", within_ms=600_000
+    ),
     talk.NotHeard(**_RANK, why="SKEP_RANK_SECRET is not the secret of run j17.1.0"),
     talk.RescaleRank(
         **_RANK, order=73, generation=2, world=3, host="10.0.0.1", port=20_001, step=150

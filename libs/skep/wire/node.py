@@ -54,7 +54,8 @@ class NodeJoined(Message, frozen=True, tag="node-joined"):
     """An agent joins. Repeated at every start, and when asked to, with a higher `incarnation`.
 
     `identity` is fixed when the node's state folder is first used: two agents of one name differ
-    in it. `ports` are the first and last TCP port gangs may meet on at `address`.
+    in it. `ports` are the first and last TCP port gangs may meet on at `address`. `images` says
+    whether images of processes are stored here: empty: that is not allowed; `yes`; or why not.
     """
 
     node: Token
@@ -65,6 +66,7 @@ class NodeJoined(Message, frozen=True, tag="node-joined"):
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=DEVICES_MAX)]
     cpus: Count
     memory: Bytes
+    images: Text = ""
 
 
 def join_problem(joined: NodeJoined) -> str:

@@ -297,6 +297,16 @@ class ShareRank(Speech, frozen=True, tag="share"):
     share: Fraction = 0.0
 
 
+class GoApart(Speech, frozen=True, tag="apart"):
+    """Give the connection up: an image of the process is made.
+
+    It is taken up again as what the file `path` says, or as before after `within_ms`.
+    """
+
+    path: Text
+    within_ms: Count
+
+
 class NotHeard(Speech, frozen=True, tag="not-heard"):
     """The agent does not let this process speak for the rank, and hangs up. `why` is one line."""
 
@@ -306,5 +316,5 @@ class NotHeard(Speech, frozen=True, tag="not-heard"):
 Told = SuspendRank | ReleaseRank | ResumeRank | CheckpointRank | MoveRank | RescaleRank | ShareRank
 """Every order to a rank."""
 
-Heard = Told | NotHeard
+Heard = Told | GoApart | NotHeard
 """Everything a rank hears."""

@@ -43,6 +43,12 @@ class WakePipe:
         except OSError:
             pass  # The pipe is full, so the thread is about to wake.
 
+    def renew(self) -> None:
+        """Take the pipe for its own as it is now: in a restored process it is another one."""
+        read = identity(self._read)
+        if read is not None and read == identity(self._write):
+            self._identity = read
+
     def clear(self) -> bool:
         """Take in the wakes so far; return False if the script closed the pipe."""
         if identity(self._read) != self._identity:

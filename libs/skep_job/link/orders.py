@@ -280,6 +280,12 @@ class Control:
         self._outbox.clear()
         self.due = False
 
+    def begin_anew(self) -> None:
+        """Forget the orders of an earlier attempt, which this process was: others count anew."""
+        with self._changed:
+            self._begin(-1)
+            self._outbox.clear()
+
     def adopt(self) -> None:
         """Belong to this process from here on: it may be a fork of the one that made it."""
         self._pid = os.getpid()

@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from skep_job.link.apart import LOOK_S, Apart
 from skep_job.link.connection import WAIT_S, Link, LinkLost
 from skep_job.link.descriptors import WakePipe
 from skep_job.link.orders import Control, describe
@@ -99,6 +100,7 @@ class Reporter:
         self._pipe = WakePipe()
         self._began_at = time.monotonic()
         self._silence_told = False
+        self._apart: Apart | None = None
 
     def start(self) -> None:
         """Greet the agent, if it is there, and start the thread.
@@ -189,7 +191,7 @@ class Reporter:
     def _connect_and_report(self, wait_s: float) -> None:
         now = time.monotonic()
         try:
-            if self._link is None and now >= self._retry_at:
+            if self._link is None and now >= self._retry_at and self._is_back(now):
                 self._link = self._connect(wait_s)
             if self._link is not None and (self._urgent or now >= self._report_at):
                 self._report_at = now + self._settings.report_every_s
@@ -199,6 +201,29 @@ class Reporter:
                 self._send_answers(self._link)
         except LinkLost:
             self._lose_link()
+
+    def _go_apart(self, message: dict[str, object]) -> None:
+        """Give the connection up until the agent says in a file as what to take it up again."""
+        path, within_ms = message.get("path"), message.get("within_ms")
+        if not isinstance(path, str) or not isinstance(within_ms, int):
+            return
+        self._apart = Apart(path, within_ms / 1000)
+        self._lose_link()
+        self._retry_at = time.monotonic()
+
+    def _is_back(self, now: float) -> bool:
+        """Return whether this process may connect: always, but while it is apart."""
+        if self._apart is None:
+            return True
+        settings = self._apart.back(self._settings)
+        if settings is None:
+            self._retry_at = now + LOOK_S
+            return False
+        if settings != self._settings:
+            self._control.begin_anew()
+        self._settings, self._apart = settings, None
+        self._retry_s = RETRY_MIN_S
+        return True
 
     def _connect(self, wait_s: float) -> Link:
         """Return a link on which hello has been sent.
@@ -256,6 +281,8 @@ class Reporter:
             until = self._report_at
         wait_ms = max(0, math.ceil((until - time.monotonic()) * 1_000))
         poller.poll(wait_ms)
+        if self._apart is not None:
+            self._pipe.renew()
         if not self._pipe.clear():
             reason = "the script closed the reporter's descriptors"
             raise OSError(reason)
@@ -268,6 +295,9 @@ class Reporter:
             for message in messages:
                 if message.get("type") == "not-heard":
                     self._tell_refusal(str(message.get("why", "")))
+                elif message.get("type") == "apart":
+                    self._go_apart(message)
+                    return
                 elif message.get("attempt", self._settings.attempt) == self._settings.attempt:
                     self._control.take(message)
 

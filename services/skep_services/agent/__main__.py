@@ -13,11 +13,12 @@ from skep.ids import is_token
 from skep.machines.agent import AgentMachine, DevicesSeen, DeviceUse
 from skep.units import MIB, NS_PER_SECOND, Instant
 from skep.wire import subjects
+from skep.wire.bounds import TEXT_MAX
 from skep.wire.facts import AgentFact
 from skep.wire.node import TAKE_OVER_AFTER, NodeJoined
 from skep_services import durable
 from skep_services.adapters.clock import SystemClock
-from skep_services.adapters.devices import DeviceError, Devices, host_memory, open_devices
+from skep_services.adapters.devices import CpuSlots, DeviceError, Devices, host_memory, open_devices
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.driver_checkpoint import open_checkpoint
 from skep_services.adapters.journal import JournalFactLog
@@ -25,6 +26,12 @@ from skep_services.adapters.launcher_runtime import VARIABLE as LAUNCHER
 from skep_services.adapters.launcher_runtime import Launcher, LauncherRuntime
 from skep_services.adapters.launcher_runtime import find as find_launcher
 from skep_services.adapters.node_runtimes import NodeRuntimes
+from skep_services.adapters.process_checkpoint import (
+    ALLOWED,
+    ProcessCheckpoints,
+    open_process_checkpoints,
+)
+from skep_services.adapters.process_checkpoint import VARIABLE as PROCESS_CHECKPOINTS
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent import old_logs, warm
@@ -55,6 +62,10 @@ COMPACT_ABOVE = 4 * MIB
 """A journal of some thousand jobs: replayed in well under a second."""
 
 
+IMAGES_WORK = "yes"
+"""How `NodeJoined` says that images of processes are stored here."""
+
+
 class AgentJournal(JournalFactLog):
     """The agent's journal, compacted to what its machine still needs when the agent starts."""
 
@@ -71,12 +82,13 @@ class AgentJournal(JournalFactLog):
         return record
 
 
-def inventory(chosen: Settings, devices: Devices) -> NodeJoined:
+def inventory(chosen: Settings, devices: Devices, *, images: str = "") -> NodeJoined:
     """Return what this node has to offer.
 
     Args:
         chosen: The agent's settings.
         devices: The node's devices.
+        images: Whether images of processes are stored here: see `NodeJoined`.
 
     Raises:
         ConfigurationError: SKEP_NODE is no name, or SKEP_PORTS is no range.
@@ -95,6 +107,7 @@ def inventory(chosen: Settings, devices: Devices) -> NodeJoined:
         gpus=devices.gpus(),
         cpus=os.cpu_count() or 1,
         memory=host_memory(),
+        images=images,
     )
 
 
@@ -172,6 +185,22 @@ async def _launcher(chosen: Settings, log: Any) -> Launcher | None:
     return found
 
 
+async def _images_of_processes(
+    chosen: Settings, devices: Devices, *, accounts: bool
+) -> tuple[ProcessCheckpoints | None, str]:
+    """Return what stores processes of jobs here; or None and why not, empty if it is not allowed.
+
+    Raises:
+        ConfigurationError: SKEP_PROCESS_CHECKPOINTS has a value that means nothing.
+    """
+    if chosen.environment.get(PROCESS_CHECKPOINTS) == ALLOWED:
+        if accounts:
+            return None, "jobs have accounts of their own, and CRIU serves the agent's only"
+        if not isinstance(devices, CpuSlots):
+            return None, "jobs on GPUs are not stored so: it was run on no GPU yet"
+    return await open_process_checkpoints(chosen.environment, chosen.state)
+
+
 async def main(chosen: Settings, log: Any) -> None:
     """Serve until cancelled; the jobs go on without the agent.
 
@@ -188,7 +217,12 @@ async def main(chosen: Settings, log: Any) -> None:
     log_bytes_max(chosen.environment)  # A wrong setting stops the agent, not its first job.
     launcher = await _launcher(chosen, log)
     shown = launcher.folder if launcher else chosen.state
-    machine = AgentMachine(inventory(chosen, devices))
+    images, why = await _images_of_processes(chosen, devices, accounts=launcher is not None)
+    if why:
+        log.warning("images of processes are not offered", why=why)
+    told = IMAGES_WORK if images is not None else why[:TEXT_MAX]
+    machine = AgentMachine(inventory(chosen, devices, images=told))
+    machine.changes.abilities.dumps = images is not None
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
     shared = checkpoints_dir(chosen.environment)
     container_folders(chosen.environment)
@@ -218,7 +252,7 @@ async def main(chosen: Settings, log: Any) -> None:
         launcher=processes,
         shared=shown,
     )
-    calls.driver = driver
+    calls.driver, calls.images_of_processes = driver, images
     journal = AgentJournal(chosen.state / "journal", machine)
 
     def lives(job: str, attempt: int) -> bool:
@@ -254,6 +288,7 @@ async def main(chosen: Settings, log: Any) -> None:
         watching.append(asyncio.create_task(calls.code.watch(lives, log)))
         watching.append(asyncio.create_task(calls.environments.watch()))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
+        calls.have_apart = jobs.have_apart
         calls.tell, calls.is_heard, calls.heard_out = jobs.tell, jobs.is_heard, jobs.heard_out
         await jobs.open()
         await bus.listen(subjects.terminal(node), terminals.deliver)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -19,18 +20,20 @@ from skep.wire.bounds import SHORT_MAX
 from skep.wire.commands import BindJob
 from skep.wire.node import MemberExited, Outcome
 from skep.wire.reports import Building
-from skep.wire.runs import RunExited, RunNotStarted, RunStarted
-from skep.wire.talk import CheckpointRank, ReleaseRank, ResumeRank, Told
+from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
+from skep.wire.talk import CheckpointRank, GoApart, ReleaseRank, ResumeRank, Told
 from skep_services.adapters.devices import Devices
 from skep_services.adapters.docker_images import Images, PullError, login_of
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint, noted
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
+from skep_services.adapters.process_checkpoint import IDENTITY, Dumped, ProcessCheckpoints, identify
+from skep_services.adapters.process_checkpoint import VARIABLE as PROCESS_CHECKPOINTS
 from skep_services.agent import vacant
 from skep_services.agent.builds import STOPPED, Environments, builds
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.code import JobCode, unpacks
-from skep_services.agent.environment import provide_job_library, run_plan
+from skep_services.agent.environment import log_path, provide_job_library, run_plan, socket_path
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
@@ -48,6 +51,13 @@ log = logging.getLogger(__name__)
 Answer = Callable[[Any], Awaitable[None]]
 ASK_S = 5.0
 """How long the end of an agent waits to hear what goes on without it."""
+DUMPS_OFF = f"images of processes are off on this node: see {PROCESS_CHECKPOINTS}"
+STAYS_CONNECTED = (
+    "its processes keep their connections to the agent: their skep_job is an older one, or they "
+    "do not read"
+)
+APART_MS = 600_000
+"""After so long processes connect again without being told as what."""
 DRIVER_OFF = f"the driver's checkpoint is off: {DRIVER_CHECKPOINT} is not `{ALLOWED}`, or it fails"
 NODE_FAULT_PAUSE_S = 3.0
 """How long it takes to say that this node cannot start a rank. If a job can run nowhere else, the
@@ -112,6 +122,10 @@ class AgentCalls:
         self.access.any_account = launcher is not None
         self.driver: DriverCheckpoint | None = None
         """What evicts runs that know no boundary, where an operator allowed it."""
+        self.images_of_processes: ProcessCheckpoints | None = None
+        """What stores the processes of jobs, where an operator allowed it and it works."""
+        self.have_apart: Callable[[str, GoApart], Awaitable[bool]] = _has_none
+        """Has a run's processes give their connections up; set by what listens to ranks."""
         self.tell: Callable[[Told], bool] = _to_nobody
         """Says something to a rank; set by what listens to ranks."""
         self.is_heard: Callable[[str], bool] = _never
@@ -178,8 +192,8 @@ class AgentCalls:
                 self._spawn(self._evict(command, answer))
             case machine.RestoreRun():
                 self._spawn(self._restore(command, answer))
-            case machine.SignalRun():
-                self._spawn(self._signal(command, answer))
+            case machine.DumpRun() | machine.SignalRun():
+                self._spawn(self._for_run(command, answer))
             case machine.TellRank():
                 self.tell(self._completed(command))
             case machine.OpenStore():
@@ -268,10 +282,51 @@ class AgentCalls:
     async def _thaw(self, command: machine.ThawRun, answer: Answer) -> None:
         await answer(machine.RunThawed(command.token, await self._runtime.thaw(command.token)))
 
+    async def _for_run(self, command: machine.DumpRun | machine.SignalRun, answer: Answer) -> None:
+        if isinstance(command, machine.DumpRun):
+            await self._dump(command, answer)
+        else:
+            await self._signal(command, answer)
+
     async def _signal(self, command: machine.SignalRun, answer: Answer) -> None:
         trouble = await self._runtime.signal(command.token, command.signal, command.order)
         text = f"{command.token}: {trouble}" if trouble else ""
         await answer(machine.RunSignalled(command.token, text))
+
+    async def _dump(self, command: machine.DumpRun, answer: Answer) -> None:
+        """Store the processes of a run. They give up their connections to this agent for it."""
+        token, made = command.token, self.images_of_processes
+        if made is None:
+            await answer(machine.RunDumped(token, trouble=DUMPS_OFF))
+            return
+        pid, dumped = self.access.pid_of(token), Dumped(trouble="its process has ended")
+        if pid:
+            dumped = await self._dump_apart(made, pid, command)
+        if dumped.trouble:
+            log.warning("%s is not stored: %s", token, dumped.trouble)
+        await answer(machine.RunDumped(token, *dumped))
+
+    async def _dump_apart(
+        self, made: ProcessCheckpoints, pid: int, command: machine.DumpRun
+    ) -> Dumped:
+        job, attempt, rank = command.job, command.attempt, command.rank
+        folder = self._checkpoints.path(job)
+        identity = folder / IDENTITY
+        try:
+            identity.unlink(missing_ok=True)
+            apart = GoApart(
+                job=job, attempt=attempt, rank=rank, path=str(identity), within_ms=APART_MS
+            )
+            if not await self.have_apart(command.token, apart):
+                return Dumped(trouble=STAYS_CONNECTED)
+            output = str(log_path(self.shared, job, attempt, rank))
+            return await made.dump(pid, folder, job, attempt, output)
+        except OSError as error:
+            return Dumped(trouble=f"{folder}: {error.strerror}")
+        finally:
+            with contextlib.suppress(OSError):  # Else they come back by themselves, later.
+                path = str(socket_path(self.shared))
+                identify(folder, job, attempt, self.access.secret(command.token), path)
 
     async def _evict(self, command: machine.EvictRun, answer: Answer) -> None:
         moved, trouble = 0, DRIVER_OFF
@@ -430,6 +485,7 @@ class AgentCalls:
             self._filed[command.token] = True
         # Last: a value is in no plan that is looked at, only in that which the process gets.
         plan = msgspec.structs.replace(plan, env={**plan.env, **secrets}, files=files or {})
+        plan = self._from_image(plan, command)
         self.access.starting(command.token)
         outcome = await self._runtime.start(plan)
         if isinstance(outcome, RunStarted):
@@ -438,6 +494,17 @@ class AgentCalls:
             self.access.gone(command.token)
             self._forget_secrets(command.token)
         return outcome
+
+    def _from_image(self, plan: RunPlan, command: machine.StartRank) -> RunPlan:
+        """Return how a rank begins where an image of its processes may be stored."""
+        if self.images_of_processes is None:
+            return plan
+        folder = self._checkpoints.path(command.command.job)
+        secret = self.access.secret(command.token)
+        plan, unused = self.images_of_processes.restored(plan, command.command, folder, secret)
+        if unused:
+            log.warning("%s begins from the start: %s", command.token, unused)
+        return plan
 
     async def _publish_in_order(self) -> None:
         """Publish one event after the other: followers see what happened in the order it did."""
@@ -471,6 +538,10 @@ def _to_nobody(message: Told) -> bool:
 
 def _never(token: str) -> bool:
     return False
+
+
+async def _has_none(token: str, message: GoApart) -> bool:
+    return True
 
 
 async def _at_once(token: str) -> None:

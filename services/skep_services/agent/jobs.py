@@ -35,6 +35,7 @@ from skep.wire.talk import (
     Can,
     CountingFailed,
     Failed,
+    GoApart,
     Heard,
     Hello,
     Measured,
@@ -67,6 +68,8 @@ STRANGERS_MAX = 256
 HELLO_WITHIN_S = 10.0
 """What a process has to say hello in: it does so at once, on however busy a machine."""
 
+APART_WITHIN_S = 3.0
+"""How long processes may take to give their connections up: one that reads does it at once."""
 HEARD_OUT_S = 2.0
 """How long the end of a run waits for what its processes said before it. The last of it is in the
 kernel by then, so only a process that outlives its run makes it take that long."""
@@ -240,6 +243,24 @@ class JobSocket:
             writer.write(frame)
             told = True
         return told
+
+    async def have_apart(self, token: str, message: GoApart) -> bool:
+        """Have every process of a run give its connection up; return whether all have.
+
+        Args:
+            token: The run.
+            message: What its processes are told.
+        """
+        for line in self._lines.get((message.job, message.attempt, message.rank), []):
+            line.writer.write(_frame(message))
+        try:
+            async with asyncio.timeout(APART_WITHIN_S):
+                while self.is_heard(token):
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def is_heard(self, token: str) -> bool:
         """Return whether a run has connections from which more may come."""

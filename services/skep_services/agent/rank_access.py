@@ -126,6 +126,11 @@ class RankAccess:
             self.began(run)
         self._listed.set()
 
+    def pid_of(self, token: str) -> int:
+        """Return the main process of a run; 0 if it is not known, or has ended."""
+        run = self._mains.get(token)
+        return run.pid if run is not None and self._sees(token) else 0
+
     # --- what is asked ---------------------------------------------------------------------------
 
     def lets_in(self, peer: Peer) -> bool:

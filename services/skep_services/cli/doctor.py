@@ -42,6 +42,7 @@ FOLDERS_MAX = 200
 """How much of a state folder is looked through; there are some ten files, near the top."""
 RENEW = "issue it anew; what serves takes it in without a stop (docs/how-to/encryption.md)"
 DOCTOR_PATIENCE_S = 1.0
+IMAGE_CHARACTERS_MAX = 300
 
 
 def run_doctor(arguments: Namespace) -> int:
@@ -263,9 +264,26 @@ def cluster_checks(arguments: Namespace) -> Iterator[Check]:
         yield from encryption_checks(target.folder, time.time())
     client = Client(target, DOCTOR_PATIENCE_S)
     yield from service_checks(client)
+    yield from image_checks(client)
     ends_at = client.ends_at()
     if ends_at is not None:
         yield check_end("gateway's certificate", target.url, ends_at, time.time())
+
+
+def image_checks(client: Client) -> Iterator[Check]:
+    """Yield on which nodes images of processes are wanted and do not work."""
+    try:
+        nodes = client.get("/v1/nodes")["nodes"]
+    except CommandError:
+        return  # Another check says so.
+    wanted = [node for node in nodes if node.get("images")]
+    broken = [node for node in wanted if node["images"] != "yes"]
+    if broken:
+        text = f"{broken[0]['node']}: {broken[0]['images']}"
+        todo = f"on {', '.join(node['node'] for node in broken)}: see docs/how-to/process-images.md"
+        yield Check("images of processes", WARN, text[:IMAGE_CHARACTERS_MAX], todo)
+    elif wanted:
+        yield Check("images of processes", OK, f"verified on {len(wanted)} of {len(nodes)} nodes")
 
 
 def check_port() -> Check:

@@ -24,6 +24,7 @@ from skep_services.cli.job_table import (
 )
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
+from skep_services.cli.stake import lost_by_cancel
 
 ENDED = ("succeeded", "failed", "cancelled", "refused")
 
@@ -252,8 +253,9 @@ def run_cancel(arguments: Namespace) -> int:
     worst = exits.OK
     for job in arguments.jobs:
         try:
+            lost = _lost(client, job)
             ask_cancel(client, job)
-            results.append({"job": job, "accepted": True})
+            results.append({"job": job, "accepted": True, "lost": lost})
         except CommandError as error:
             if error.code == exits.UNREACHABLE:
                 raise
@@ -264,10 +266,19 @@ def run_cancel(arguments: Namespace) -> int:
         return worst
     for result in results:
         if result["accepted"]:
-            print(f"{result['job']} is being cancelled")
+            lost = f"; {result['lost']}" if result["lost"] else ""
+            print(f"{result['job']} is being cancelled{lost}")
         else:
             say(f"{result['job']}: {result['error']['text']}")
     return worst
+
+
+def _lost(client: Client, job: str) -> str:
+    """Return what the end of a job loses, as far as the gateway can say."""
+    try:
+        return lost_by_cancel(client.get(f"/v1/jobs/{quote(job)}"), time.time_ns())
+    except (CommandError, KeyError):
+        return ""  # It is cancelled all the same, or the refusal says why not.
 
 
 def ask_cancel(client: Client, job: str) -> None:

@@ -111,8 +111,10 @@ def _suspend(
     undrain = (*before.undrain, *closed)
     stored, lost = [], []
     for row in running:
-        can = client.get(f"/v1/jobs/{quote(row['job'])}")["can"]
-        if "checkpoint" in can:
+        job = client.get(f"/v1/jobs/{quote(row['job'])}")
+        can = job["can"]
+        # Others that can be stored do not do it when they are told to end.
+        if "checkpoint" in can and job.get("tier", "cooperative") == "cooperative":
             stored.append(row["job"])
             continue
         try:

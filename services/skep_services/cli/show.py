@@ -16,6 +16,7 @@ from skep_services.cli.options import Command, client_of, job_argument, print_js
 from skep_services.cli.plan import tell_what_if
 from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column, clock_time, duration, printable
+from skep_services.cli.stake import at_stake
 
 LABEL_COLUMNS = 11
 NS_PER_SECOND = 1_000_000_000
@@ -95,6 +96,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("environment", _environment(row, spec.get("environment"), now_ns)),
         ("tier", _tier(row, spec)),
         ("goes on", _goes_on(row, spec)),
+        ("if stopped", at_stake(row, now_ns)),
         ("changing", _changing(row)),
         ("asked", _asked(row)),
         ("workdir", spec.get("workdir") or ""),

@@ -553,6 +553,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     last_heard_at: int | None
     incarnation: int
     jobs: list[str]
+    images: str = ""
+    """Whether images of processes are stored there: empty: it is not allowed; `yes`; or why not."""
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):

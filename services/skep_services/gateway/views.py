@@ -93,6 +93,7 @@ def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: Only) -> di
         "gpu_type": "+".join(dict.fromkeys(gpu.type for gpu in joined.gpus)),
         "cpus": joined.cpus,
         "memory": joined.memory,
+        "images": joined.images,
         "last_heard_at": live.heard.get(joined.node),
         "incarnation": max(
             joined.incarnation, heard.heard_incarnation if heard is not None and same_agent else 0

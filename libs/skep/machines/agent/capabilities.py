@@ -30,6 +30,21 @@ class Abilities:
         self.evicts = False
         """Whether the driver's own checkpoint of a process may be used here, and can."""
 
+        self.dumps = False
+        """Whether images of a job's processes may be stored here, and can be restored."""
+
+    def is_dumped(self, part: PartState) -> bool:
+        """Return whether the node stores the processes of a part: it says no state itself."""
+        return self.dumps and _is_whole(part) and self._tier(part) is not Tier.COOPERATIVE
+
+    def _tier(self, part: PartState) -> Tier:
+        """Return how much the ranks have to do with Skep, as far as it is known."""
+        alive = [token for token, rank in part.alive().items() if not rank.out]
+        said = [_tier(self._soft.cans[each][0]) for each in alive if each in self._soft.cans]
+        if said:
+            return min(said, key=TIERS.index)
+        return Tier.OPAQUE if part.known is None else part.known.known.tier
+
     def can(self, part: PartState) -> tuple[str, ...]:
         """Return what every rank can do, as far as it is known, also from before a restart.
 
@@ -42,7 +57,11 @@ class Abilities:
             for token, rank in part.alive().items()
             if not rank.out
         ]
-        return _common(said)
+        common = _common(said)
+        heard = part.known is not None or any(each in self._soft.cans for each in part.alive())
+        if not heard or not self.is_dumped(part):
+            return common
+        return tuple(sorted({*common, "checkpoint"}))
 
     def expect(self, key: PartKey, now: Instant) -> None:
         """Wait for what a running part has to say."""
@@ -88,6 +107,8 @@ class Abilities:
                 greeted = all(token in self._soft.greeted for token in part.alive())
                 tier = Tier.OBSERVED if greeted else Tier.OPAQUE
                 can = ("release",) if self.evicts and not greeted and _is_single(part) else ()
+                if self.is_dumped(part):
+                    can = ("checkpoint", *can)
                 self._tell(key, part, tier, can, now)
 
     def _tell(
@@ -194,6 +215,18 @@ def _is_single(part: PartState) -> bool:
         and len(command.ranks) == 1
         and len(command.ranks[0].devices) == 1
     )
+
+
+def _is_whole(part: PartState) -> bool:
+    """Return whether a part is one process tree on the node itself: all there is of its job.
+
+    The folder of a job that brought its code goes with the attempt, and is not there later.
+    """
+    command = part.command
+    if command is None or command.world != 1 or len(command.ranks) != 1 or command.nodes != 1:
+        return False
+    meets = command.distributed or command.joins or command.awaits or command.servers
+    return not (meets or command.image or command.code)
 
 
 def _common(said: list[tuple[str, ...]]) -> tuple[str, ...]:

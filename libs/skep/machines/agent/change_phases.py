@@ -195,6 +195,8 @@ def phases_of(part: PartState, drive: Drive, can: tuple[str, ...], *, again: boo
             return [*before, *meets, *starts, Phase.WORK]
         case Move() if part.stand is Stand.SUSPENDED:
             return [Phase.THAW, Phase.WORK]
+        case Checkpoint() if drive.dumps:
+            return [Phase.DUMP]  # It takes the processes wherever they are.
         case _:
             return [*before, Phase.WORK]
 

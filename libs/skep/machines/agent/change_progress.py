@@ -11,6 +11,7 @@ from skep.ids import run_token
 from skep.machines.agent.devices import share_of
 from skep.machines.agent.parts import (
     PartState,
+    RunDumped,
     RunEvicted,
     RunFrozen,
     RunHandled,
@@ -93,6 +94,8 @@ class Phase(StrEnum):
     EVICT = "evict"
     """The driver moves what a run has on its device into the host's memory."""
     RESTORE = "restore"
+    DUMP = "dump"
+    """An image of the run's processes is stored, which go on."""
     SIGNAL = "signal"
     """Runs are given the signal before their time limit."""
 
@@ -129,6 +132,7 @@ HANDLED: Mapping[type, Phase] = {
     RunEvicted: Phase.EVICT,
     RunRestored: Phase.RESTORE,
     RunSignalled: Phase.SIGNAL,
+    RunDumped: Phase.DUMP,
 }
 """The phases that the runtime's answers end."""
 
@@ -172,6 +176,8 @@ class Drive(msgspec.Struct):
     """Bytes of the host's memory that its ranks may fill."""
     changed_ranks: int = 0
     detail: str = ""
+    dumps: bool = False
+    """The node stores the processes: the job cannot store its state by itself."""
     told: int = -1
     """The number of what its ranks were told last."""
 
@@ -352,6 +358,11 @@ def handled(drive: Drive, event: RunHandled) -> str:
         case RunEvicted(moved=moved):
             drive.released = True
             drive.moved += moved
+        case RunDumped(trouble=trouble) if trouble:
+            return trouble
+        case RunDumped(bytes=size, pause_ns=pause_ns):
+            drive.moved += size
+            drive.pause_ns = max(drive.pause_ns, pause_ns)
         case RunRestored(trouble=trouble) if trouble:
             if drive.manner is Manner.UNCHANGED:
                 drive.detail = f"{drive.detail}; {trouble}"

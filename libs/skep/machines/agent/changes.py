@@ -4,7 +4,7 @@
 
     suspend     stop · release · freeze         (no boundary in time, or an opaque job: freeze)
     resume      thaw · resume
-    checkpoint  work
+    checkpoint  work                            (of a job that cannot, by the node: dump)
     move        work                            (the ranks then wait for what becomes of it;
                                                 of a suspended part: thaw · work, back by stay)
     resize      meet · start · work         (on several nodes first: meet · start · hold)
@@ -61,6 +61,7 @@ from skep.machines.agent.change_progress import (
 from skep.machines.agent.devices import excess
 from skep.machines.agent.owner import Owner
 from skep.machines.agent.parts import (
+    DumpRun,
     EvictRun,
     FreezeRun,
     OpenStore,
@@ -77,7 +78,7 @@ from skep.machines.agent.parts import (
 from skep.machines.base import Call
 from skep.units import Instant, after, seconds
 from skep.wire.bounds import DETAIL_MAX
-from skep.wire.commands import ChangeJob, Move, Resize, Resume, Share, Suspend, Warn
+from skep.wire.commands import ChangeJob, Checkpoint, Move, Resize, Resume, Share, Suspend, Warn
 from skep.wire.node import Manner, MemberChanged
 from skep.wire.part_facts import ChangeTaken, ChangeTried, Stand
 from skep.wire.runs import RunExited, RunStarted
@@ -149,6 +150,7 @@ class Changes:
             drive.manner, drive.detail = Manner.UNCHANGED, refusal
             self._answer(key, drive, now)
             return
+        drive.dumps = isinstance(command.change, Checkpoint) and self.abilities.is_dumped(part)
         if not again and standing_answer(part, drive):
             self._answer(key, drive, now)
             return
@@ -200,6 +202,10 @@ class Changes:
                 )
             case Phase.RESTORE:
                 self._call(*(RestoreRun(token) for token in alive))
+            case Phase.DUMP:
+                told = self._agent.progress.get(key, {})
+                drive.done_step = min((rank.steps for rank in told.values()), default=0)
+                self._call(*(DumpRun(token, *key, rank.plan.rank) for token, rank in alive.items()))
             case Phase.SIGNAL:
                 assert isinstance(drive.command.change, Warn)
                 name, order = drive.command.change.signal, drive.command.order
@@ -323,6 +329,8 @@ class Changes:
                     self._call(StopRun(token, 0.0))
                 untold = drive.command.change.prepare or drive.changed_ranks
                 drive.phases = [] if untold else [Phase.UNDO]
+            case Checkpoint() if drive.dumps:
+                drive.phases = []  # Its ranks were told nothing.
             case _:
                 drive.phases = [Phase.UNDO]
         self._next(key, now)

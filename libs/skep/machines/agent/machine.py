@@ -34,6 +34,7 @@ from skep.machines.agent.parts import (
     Rank,
     RankSaid,
     RankStats,
+    RunDumped,
     RunEvicted,
     RunFrozen,
     RunHandled,
@@ -172,7 +173,14 @@ class AgentMachine:
                 self._commanded(event, now)
             case RunStarted() | RunNotStarted() | RunExited() | RunsListed():
                 self._told_of_run(event, now)
-            case RunFrozen() | RunThawed() | RunEvicted() | RunRestored() | RunSignalled():
+            case (
+                RunFrozen()
+                | RunThawed()
+                | RunEvicted()
+                | RunRestored()
+                | RunSignalled()
+                | RunDumped()
+            ):
                 self.changes.ran(event, now)
             case StoreOpened():
                 self.changes.met(event, now)

@@ -259,7 +259,28 @@ class RunSignalled(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
-RunHandled = RunFrozen | RunThawed | RunEvicted | RunRestored | RunSignalled
+class DumpRun(msgspec.Struct, frozen=True):
+    """Call: store an image of a run's processes, which go on. Answered by RunDumped."""
+
+    token: str
+    job: str
+    attempt: int
+    rank: int
+
+
+class RunDumped(msgspec.Struct, frozen=True):
+    """An image of a run is stored, of `bytes`, or `trouble` says why not. The run goes on.
+
+    `pause_ns`: how long its processes stood for it.
+    """
+
+    token: str
+    bytes: int = 0
+    pause_ns: int = 0
+    trouble: str = ""
+
+
+RunHandled = RunFrozen | RunThawed | RunEvicted | RunRestored | RunSignalled | RunDumped
 """What the runtime did to a run that lives on."""
 
 
