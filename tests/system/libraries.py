@@ -470,6 +470,7 @@ def printed(files: list[Path]) -> list[dict[str, Any]]:
     """Return the rows that earlier runs printed, in the order of EXAMPLES; later files win."""
     lines = [line for each in files for line in each.read_text().splitlines()]
     rows = [json.loads(line) for line in lines if line.startswith('{"script"')]
+    rows = [row for row in rows if "seen" in row]
     order = [(each.library, each.name) for each in EXAMPLES]
     found = {(row["library"].partition(" ")[0], row["script"]): row for row in rows}
     return [found[key] for key in order if key in found]
