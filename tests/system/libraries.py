@@ -2,10 +2,11 @@
 
 PYTHON is an interpreter that has torch and the libraries; scripts of libraries that it lacks are
 left out, and named. Scripts of others, which are not here (`THIRD`), are played from `--third
-FOLDER` with clones of their repositories, or from the library that has them. Each script runs as it is outside Skep, and then as jobs of a live cluster of
-two nodes: one is suspended, suspended with its state moved away, stored and resized, one is moved
-to the other node, and one is stored and killed. A cell is `yes` only if the change was done and the
-weights are those of the run outside, to the bit. Prints a JSON object for each script, and a table.
+FOLDER` with clones of their repositories, or from the library that has them. Each script runs as it
+is outside Skep, and then as jobs of a live cluster of two nodes: one is suspended, suspended with
+its state moved away, stored and resized, one is moved to the other node, and one is stored and
+killed. A cell is `yes` only if the change was done and the weights are those of the run outside, to
+the bit. Prints a JSON object for each script, and a table.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ THIRD = (
     _trl_script("sft", "text"),
     _trl_script("dpo", "pairs"),
 )
-"""Scripts of others: the words of their command lines stand in no file of Skep's repository else."""
+"""Scripts of others, with the words of their command lines."""
 
 EXAMPLES = (
     _plain("plain", "plain", 200),

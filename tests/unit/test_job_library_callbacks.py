@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import skep_job
 from skep_job.cooperate.library_run import LibraryRun
 from skep_job.cooperate.run import Run
 from tests import needs
@@ -144,7 +145,7 @@ def test_accelerate(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from skep_job import accelerate_loop
 
     def train(run: Run, see: See) -> None:
-        monkeypatch.setattr(accelerate_loop.skep_job, "init", lambda **_: run)
+        monkeypatch.setattr(skep_job, "init", lambda **_: run)
         torch.manual_seed(3)
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
         net: Any = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))

@@ -25,14 +25,15 @@ with open(os.environ["LOSSES"], "w") as losses:
                 time.sleep(0.05)
             loss = nn.functional.cross_entropy(model(inputs), labels)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
             step += 1
-            losses.write(f"{step} {loss.item().hex()}\n")
+            value = float(loss.item()).hex()
+            losses.write(f"{step} {value}\n")
             losses.flush()
             if step % 10 == 0:
-                print(f"LOSS {step} {loss.item().hex()}", flush=True)
+                print(f"LOSS {step} {value}", flush=True)
             time.sleep(PAUSE_S)
             if step == STEPS:
                 break
