@@ -102,6 +102,7 @@ WITHOUT = {
     "operators": "an operator's, for which there are commands",
     "people": "people and their tokens are an operator's, or of `skep login`",
     "nodes": "nodes and servers join by commands",
+    "services": "for `skep serve` and `skep services`; requests to replicas need any HTTP client",
     "secrets": "`skep secret` seals values, which must not come into a notebook",
     "GET /v1/jobs/{job}/events": "`events(job=...)` lists the same",
     "GET /v1/cells.svg": "a picture",

@@ -217,6 +217,7 @@ def test_processes_are_told_by_their_environment(monkeypatch: pytest.MonkeyPatch
         "SKEP_ARCHIVE": "/state/archive",
         "SKEP_CHECKPOINTS_DIR": "/state/checkpoints",
         "SKEP_JOB_LOG_DAYS": "0",
+        "SKEP_WARM_PROCESSES": "1",
         "SKEP_NODE": "node-1",
         "SKEP_GPUS": "2",
         "SKEP_DEVICE": "cpu",
@@ -229,6 +230,15 @@ def test_processes_are_told_by_their_environment(monkeypatch: pytest.MonkeyPatch
         "SKEP_STATE": "/state/node-1",
     }
     assert agent.log_path == "/state/node-1/service.log"
+
+
+def test_many_nodes_of_one_machine_have_no_warm_processes() -> None:
+    for nodes, expected in ((table.WARM_NODES_MAX, "1"), (table.WARM_NODES_MAX + 1, "0")):
+        cluster = settle(None, Wishes(nodes=nodes, gpus=1), HOME)
+        names = (*table.SERVICES, *(f"node-{each.name}" for each in cluster.nodes))
+        cluster.nats = config.Nats(url="nats://127.0.0.1:4333", users=dict.fromkeys(names, ""))
+        plan = table.cluster_plan(cluster, HOME, "/bin/nats-server")
+        assert {agent.env["SKEP_WARM_PROCESSES"] for agent in plan.agents} == {expected}
 
 
 def test_whoever_names_a_folder_for_checkpoints_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,17 @@ HOP_BY_HOP = frozenset(
 """Headers of one connection, which are not passed on (RFC 9110, section 7.6.1)."""
 KEPT_BACK = HOP_BY_HOP | {"authorization", "cookie"}
 """Of a request: a replica is another's program, and must not learn its callers' tokens."""
-NOT_ANSWERED = HOP_BY_HOP | {"set-cookie", "service-worker-allowed", "content-security-policy"}
+NOT_ANSWERED = HOP_BY_HOP | {
+    "alt-svc",
+    "clear-site-data",
+    "content-security-policy",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "set-cookie",
+    "strict-transport-security",
+}
 """Of an answer: it has no rights on the page of Skep, which has the same origin."""
 SANDBOX = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
@@ -165,6 +175,8 @@ class Front:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False
         ) as self._session:
+            # aiohttp would repeat what a replica may have read: where to is decided here.
+            self._session._retry_connection = False
             try:
                 while True:
                     with contextlib.suppress(TimeoutError):

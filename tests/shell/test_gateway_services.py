@@ -1,0 +1,173 @@
+"""Requests that a gateway passes on to replicas: what reaches a replica, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from skep.wire import subjects
+from skep.wire.service import ServiceSpec, parse_service_tree
+from skep.wire.service_facts import (
+    ReplicaAdded,
+    ReplicaAdmitted,
+    ReplicaStand,
+    ReplicaStood,
+    ServiceBegan,
+)
+from tests.gateway_kit import House, opened, submitted
+from tests.kit import at, joined
+
+pytestmark = pytest.mark.asyncio
+
+HOSTILE = {
+    "Set-Cookie": "a=b",
+    "Clear-Site-Data": '"*"',
+    "Content-Security-Policy": "script-src *",
+    "Service-Worker-Allowed": "/",
+    "Strict-Transport-Security": "max-age=1",
+}
+DEADLINE_S = 30.0
+
+
+class Replica:
+    """A server of a tenant's."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.cut = 0
+        """Requests that it ends without an answer from here on."""
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.Response()
+        given = {name.lower(): value for name, value in request.headers.items()}
+        self.asked.append(
+            (
+                request.method,
+                request.path_qs,
+                given,
+                b"".join([piece async for piece in request.content.iter_any()]),
+            )
+        )
+        if self.cut:
+            self.cut -= 1
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=201, text="answer", headers={**HOSTILE, "X-Own": "1"})
+
+
+@pytest_asyncio.fixture
+async def replica() -> AsyncIterator[tuple[Replica, int]]:
+    made = Replica()
+    runner = web.ServerRunner(web.Server(made.answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield made, runner.addresses[0][1]
+    await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path, replica: tuple[Replica, int]) -> AsyncIterator[House]:
+    port = replica[1]
+    async with opened(tmp_path) as made:
+        made.cluster.set_vcs(nlp=1, vision=0)
+        made.cluster.join(joined("node-1", 1, address="127.0.0.1", ports=(port, port)))
+        job = await submitted(made)
+        made.cluster.runs(job)
+        service: dict[str, Any] = {"service": "v1", "at": at(4)}
+        facts = (
+            ServiceBegan(spec=llm(), **service),
+            ReplicaAdded(replica=1, revision=1, **service),
+            ReplicaAdmitted(replica=1, job=job, **service),
+            ReplicaStood(replica=1, stand=ReplicaStand.RUNNING, attempt=1, **service),
+        )
+        made.cluster.store_record(subjects.SEARCH_FACTS, facts, at(4))
+        await made.caught_up()
+        await until_ready(made)
+        replica[0].asked.clear()
+        yield made
+
+
+def llm() -> ServiceSpec:
+    job = {"command": "serve"}
+    found = parse_service_tree({"name": "llm", "vc": "nlp", "job": job, "health": "/health"})
+    assert isinstance(found, ServiceSpec), found
+    return found
+
+
+async def ask(house: House, method: str, path: str, **options: Any) -> tuple[int, Any, str]:
+    """Return status, headers and text of an answer."""
+    headers = {**house.nlp.headers, **options.pop("headers", {})}
+    url = f"{house.base}/v1/services/nlp.llm/http/{path}"
+    async with house.session.request(method, url, headers=headers, **options) as answer:
+        return answer.status, answer.headers, await answer.text()
+
+
+async def until_ready(house: House) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while (await ask(house, "GET", "health"))[0] != 200:
+            pass
+
+
+async def test_a_replica_learns_no_token_and_sets_nothing_on_the_page(
+    house: House, replica: tuple[Replica, int]
+) -> None:
+    given = {"Cookie": "s=1", "X-Mine": "2", "Connection": "close"}
+    status, headers, text = await ask(house, "POST", "a%2Fb?c=d", headers=given, data=b"body")
+    ((method, path, seen, body),) = replica[0].asked
+    assert (status, text, method, path, body) == (201, "answer", "POST", "/a%2Fb?c=d", b"body")
+    assert seen["x-mine"] == "2"
+    assert not {"authorization", "cookie"} & seen.keys()
+    assert headers["X-Own"] == "1"
+    assert headers["Content-Security-Policy"] == "sandbox"
+    assert not (HOSTILE.keys() - {"Content-Security-Policy"}) & set(headers)
+
+
+async def test_only_what_may_be_repeated_is_asked_again(
+    house: House, replica: tuple[Replica, int]
+) -> None:
+    for method in ("POST", "PUT", "DELETE", "GET"):
+        replica[0].asked.clear()
+        replica[0].cut = 1
+        status, _, text = await ask(house, method, "x")
+        assert (status, len(replica[0].asked)) == (502, 1), text
+    assert (await ask(house, "GET", "x"))[0] == 201
+
+
+async def test_what_is_too_large_or_of_another_reaches_no_replica(
+    house: House, replica: tuple[Replica, int]
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(65):
+            yield bytes(1024 * 1024)
+
+    status, _, text = await ask(house, "POST", "x", data=pieces())
+    assert (status, "at most 64 MiB" in text) == (413, True)
+    status, _, text = await ask(house, "GET", "x", headers={"Upgrade": "websocket"})
+    assert (status, "not built" in text) == (501, True)
+    replica[0].asked.clear()
+    for client, expected in ((house.vision, 404), (house.nobody, 401)):
+        url = f"{house.base}/v1/services/nlp.llm/http/x"
+        async with house.session.get(url, headers=client.headers) as answer:
+            assert answer.status == expected
+    assert not replica[0].asked
+
+
+async def test_a_replica_that_ends_gets_no_more_requests(
+    house: House, replica: tuple[Replica, int]
+) -> None:
+    job = next(iter(house.cluster.allocator.machine.state.jobs))
+    house.cluster.exits(job)
+    await house.caught_up()
+    async with asyncio.timeout(DEADLINE_S):
+        while (found := await ask(house, "GET", "x"))[0] != 503:
+            pass
+    assert found[1]["Retry-After"] == "1"
+    assert "no replica of llm is ready" in found[2]
