@@ -157,14 +157,22 @@ def test_processes_that_do_not_come_back_begin_from_the_start(
 
 
 def test_files_are_listed_that_are_not_only_appended_to(tmp_path: Path) -> None:
-    with (tmp_path / "w").open("w") as written, (tmp_path / "a").open("a") as appended:
-        written.write("abc")
-        written.flush()
-        assert open_files.main([str(os.getpid()), str(tmp_path / "list")]) == 0
-        listed = {path: size for path, size, _ in json.loads((tmp_path / "list").read_text())}
-        assert listed[str(tmp_path / "w")] == 3
-        assert str(tmp_path / "a") not in listed
-        assert appended.name
+    # Another process: tests before this one may have closed this one's files to its own user.
+    holder = subprocess.Popen(
+        ["/bin/sh", "-c", "exec 8>w 9>>a; printf abc >&8; echo; read line"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert open_files.main([str(holder.pid), str(tmp_path / "list")]) == 0
+        assert holder.stdin is not None
+        holder.stdin.close()
+    listed = {path: size for path, size, _ in json.loads((tmp_path / "list").read_text())}
+    assert listed[str(tmp_path / "w")] == 3
+    assert str(tmp_path / "a") not in listed
 
 
 @pytest.mark.parametrize(
