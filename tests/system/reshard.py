@@ -1,6 +1,6 @@
 """Gangs whose state is split, resized and restarted: `python -m tests.system.reshard`.
 
-    curve      FSDP2: 4 -> 2 -> 3 -> 4 ranks while it trains, against runs that nobody touches
+    curve      FSDP2: 4 -> 2 -> 3 -> 4 ranks while it trains, against undisturbed runs
     fixed      FSDP2, tensor parallel and a pipeline of one size: suspended, restarted, moved
     restart    FSDP2: a checkpoint of 4 ranks, gone on from by 4, by 2 and by 3
     tensor     tensor parallel: 4 -> 2 -> 4, and FSDP2 within it: 4 -> 2
@@ -47,7 +47,7 @@ BOUND = 1e-5
 
 
 def gang(folder: Path, **options: Any) -> ElasticGang:
-    """Return a gang with nobody in it."""
+    """Return a gang without ranks."""
     folder.mkdir(exist_ok=True)
     return ElasticGang(folder, SCRIPT, **options)
 
@@ -80,7 +80,7 @@ def difference(one: dict[int, float], other: dict[int, float]) -> float:
 
 
 def alone(folder: Path, world: int, **options: Any) -> tuple[dict[int, float], str]:
-    """Return losses and the digest of a run that nobody touches."""
+    """Return losses and the digest of an undisturbed run."""
     with gang(folder, **options) as of:
         members = [of.start(rank, world) for rank in range(world)]
         ends(members)
@@ -279,7 +279,7 @@ def killed(of: ElasticGang, members: list[Member], whole: dict[int, float]) -> d
     Args:
         of: The gang, one of whose ranks is dead.
         members: All of them.
-        whole: The losses of a run that nobody touched.
+        whole: The losses of an undisturbed run.
     """
     for member in members:
         member.process.wait(END_S)

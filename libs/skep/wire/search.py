@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from skep.ids import is_token
+from skep.wire.around_job import parse_job, parse_json
 from skep.wire.bounds import (
-    UNDECODABLE,
     Count,
     Integer,
     Number,
@@ -29,16 +29,9 @@ from skep.wire.bounds import (
     Words,
     convert_unbounded,
 )
-from skep.wire.parse import (
-    PROBLEMS_MAX,
-    bound_problems,
-    kind_of,
-    nearest,
-    parse_tree,
-    shape_problems,
-)
+from skep.wire.parse import PROBLEMS_MAX, bound_problems, kind_of, nearest, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import SPEC_BYTES_MAX, TIME_S_MAX, JobSpec, Problem
+from skep.wire.spec import TIME_S_MAX, JobSpec, Problem
 from skep.wire.times import time_s
 
 SEARCH_VERSION = 1
@@ -165,14 +158,7 @@ def is_search_id(text: str) -> bool:
 
 def parse_search(raw: bytes) -> SearchSpec | list[Problem]:
     """Return the search in `raw` (JSON), times in seconds, or its problems."""
-    if len(raw) > SPEC_BYTES_MAX:
-        text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
-        return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
-    try:
-        tree = msgspec.json.decode(raw)
-    except UNDECODABLE as error:
-        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}")]
-    return parse_search_tree(tree)
+    return parse_json(raw, parse_search_tree)
 
 
 def parse_search_tree(tree: Any, path: str = "$") -> SearchSpec | list[Problem]:
@@ -281,30 +267,18 @@ _Open = msgspec.defstruct("_Open", list(_open_fields()), bases=(_Part,), frozen=
 
 def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
     """Return the trials' job, or what is wrong with it, with paths inside the search."""
-    given = tree.get("job")
-    if "job" not in tree:
-        return None, [Problem(path="$", reason=Reason.MISSING_KEY, text="`job` is required")]
-    if isinstance(given, dict):
-        given = {"name": tree.get("name", ""), "vc": tree.get("vc", ""), **given}
-    parsed = parse_tree(given)
-    if isinstance(parsed, JobSpec) and parsed.array is not None:
+    parsed = parse_job(tree)
+    if not isinstance(parsed, JobSpec):
+        return None, parsed
+    if parsed.array is not None:
         text = "a trial is one job: a search has no arrays"
         return None, [Problem(path="$.array", reason=Reason.BAD_VALUE, text=text)]
-    if isinstance(parsed, JobSpec) and parsed.resources.share:
+    if parsed.resources.share:
         text = "trials with a share of a GPU are not built yet"
         hint = "ask for whole GPUs, or submit an array"
         path = "$.job.resources.gpus"
         return None, [Problem(path=path, reason=Reason.NOT_BUILT, text=text, suggestion=hint)]
-    if isinstance(parsed, JobSpec):
-        return parsed, []
-    inside, own = [], []
-    for each in parsed:
-        lent = each.path[2:] in {"name", "vc"} and each.path[2:] not in tree["job"]
-        if not lent:
-            inside.append(msgspec.structs.replace(each, path=f"$.job{each.path[1:]}"))
-        elif each.path[2:] in tree:  # A key that is missing is told of with the search's others.
-            own.append(each)
-    return None, inside or own
+    return parsed, []
 
 
 def _space_shape(space: Any, path: str) -> Iterator[Problem]:

@@ -15,10 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from skep.ids import is_token
-from skep.wire.bounds import UNDECODABLE, Count, Token, Words, convert_unbounded
-from skep.wire.parse import PROBLEMS_MAX, bound_problems, kind_of, parse_tree, shape_problems
+from skep.wire.around_job import parse_job, parse_json
+from skep.wire.bounds import Count, Token, Words, convert_unbounded
+from skep.wire.parse import PROBLEMS_MAX, bound_problems, kind_of, shape_problems
 from skep.wire.reasons import Reason
-from skep.wire.spec import SPEC_BYTES_MAX, JobSpec, Problem
+from skep.wire.spec import JobSpec, Problem
 from skep.wire.times import time_s
 
 SERVICE_VERSION = 1
@@ -107,14 +108,7 @@ def is_service_id(text: str) -> bool:
 
 def parse_service(raw: bytes) -> ServiceSpec | list[Problem]:
     """Return the service in `raw` (JSON), times in seconds, or its problems."""
-    if len(raw) > SPEC_BYTES_MAX:
-        text = f"the spec has {len(raw)} bytes; at most {SPEC_BYTES_MAX} are accepted"
-        return [Problem(path="$", reason=Reason.TOO_LARGE, text=text)]
-    try:
-        tree = msgspec.json.decode(raw)
-    except UNDECODABLE as error:
-        return [Problem(path="$", reason=Reason.NOT_JSON, text=f"not JSON: {error}")]
-    return parse_service_tree(tree)
+    return parse_json(raw, parse_service_tree)
 
 
 def parse_service_tree(tree: Any, path: str = "$") -> ServiceSpec | list[Problem]:
@@ -150,24 +144,9 @@ _Open = msgspec.defstruct("_Open", list(_open_fields()), bases=(_Part,), frozen=
 
 def _job(tree: dict[str, Any]) -> tuple[JobSpec | None, list[Problem]]:
     """Return the replicas' job, or what is wrong with it, with paths inside the service."""
-    given = tree.get("job")
-    if "job" not in tree:
-        return None, [Problem(path="$", reason=Reason.MISSING_KEY, text="`job` is required")]
-    if isinstance(given, dict):
-        named = {"name": tree.get("name", ""), "vc": tree.get("vc", ""), "kind": "inference"}
-        given = {**named, **given}
-    parsed = parse_tree(given)
-    if isinstance(parsed, JobSpec):
-        problems = list(_of_replica(parsed))
-        return (None, problems) if problems else (parsed, [])
-    inside, own = [], []
-    for each in parsed:
-        lent = each.path[2:] in {"name", "vc"} and each.path[2:] not in tree["job"]
-        if not lent:
-            inside.append(msgspec.structs.replace(each, path=f"$.job{each.path[1:]}"))
-        elif each.path[2:] in tree:  # A key that is missing is told of with the service's others.
-            own.append(each)
-    return None, inside or own
+    parsed = parse_job(tree, kind="inference")
+    problems = list(_of_replica(parsed)) if isinstance(parsed, JobSpec) else parsed
+    return (None, problems) if problems or not isinstance(parsed, JobSpec) else (parsed, [])
 
 
 def _of_replica(job: JobSpec) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ class LoaderPlace:
         self._generators = data_position.generators(loader)
         self._begin: list[random_state.State] = []
         name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        attributes = vars(holder(loader, name))  # The loader itself refuses to have them set.
+        attributes = vars(holder(loader, name))  # The loader refuses an assignment.
         self._sampler = Staying(attributes[name])
         self._sampler.plan = self._plan = Plan(self._remember, 0, None)
         attributes[name] = self._sampler

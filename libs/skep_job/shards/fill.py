@@ -1,4 +1,4 @@
-"""Fills the tensors of this rank from the pieces of others, whoever and wherever they are."""
+"""Fills the tensors of this rank from pieces that files, other ranks or this process have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Block(NamedTuple):
 
 
 class Holder(Protocol):
-    """Who has pieces of a state: a rank's file, a rank, this process itself."""
+    """What has pieces of a state: a file of a rank, another rank, or this process."""
 
     pieces: dict[str, Piece]
     """What it has, by the names of the tensors."""
@@ -42,7 +42,7 @@ def wanted(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> Tenso
     Args:
         tracked: The tracked things by name.
         plain: The plain values of the state.
-        layout: dtype and shape of each tensor, as the one who wrote it had it.
+        layout: dtype and shape of each tensor, as the process that wrote it had it.
 
     Raises:
         NotThere: Nothing tells how a tensor is to be split here, or the whole has another size.
@@ -68,7 +68,7 @@ def fill(
         tracked: The tracked things by name.
         plain: The plain values of the state.
         layout: dtype and shape of each tensor.
-        holders: Who has pieces; of equal ones the first holder's is taken.
+        holders: What has pieces; of equal pieces that of the first holder is taken.
         fresh: Whether the tensors are to have memory of their own, and not the job's.
 
     Raises:

@@ -31,7 +31,7 @@ BLOCKS_MAX = 1_000_000
 
 
 class Offer:
-    """Gives blocks of a state to whoever knows the token, until it is closed."""
+    """Gives blocks of a state to any process that knows the token, until it is closed."""
 
     def __init__(self, state: Snapshot) -> None:
         """`state` is what this rank has; its tensors must stay as they are."""
@@ -72,7 +72,9 @@ class Offer:
         with peer:
             try:
                 self._give(Wire(peer))
-            except Exception as error:  # The one who takes it says so, and the change is undone.
+            except (
+                Exception
+            ) as error:  # The rank that takes it reports it, and the change is undone.
                 complain(f"a part of the state did not leave: {describe(error)}")
 
     def _give(self, wire: Wire) -> None:
@@ -90,7 +92,7 @@ class Offer:
 
 
 class Peer:
-    """A rank of the gang that was, as the one who takes parts sees it."""
+    """A rank of the earlier gang, as seen by a rank that takes parts of its state."""
 
     def __init__(self, address: dict[str, object]) -> None:
         """Connect.

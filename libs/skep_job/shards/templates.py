@@ -76,7 +76,7 @@ class Templates:
             name: The name in the state.
             dtype: Its type of elements, in safetensors' names.
             size: Of the whole tensor.
-            split: Whether the one who wrote it had only a part.
+            split: Whether the process that wrote it had only a part.
 
         Raises:
             NotThere: It is split there, and nothing tells how it is to be split here; or the whole

@@ -13,7 +13,7 @@ from skep_services.cli import code, exits, render, specs
 from skep_services.cli.client import query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
-from skep_services.cli.problems import problem_text
+from skep_services.cli.problems import refuse_wrong
 from skep_services.cli.render import Column, duration, printable
 from skep_services.cli.submit import default_vc, encode
 
@@ -155,21 +155,7 @@ def check(document: specs.Document) -> None:
     """
     from skep.wire.search import parse_search_tree
 
-    read = parse_search_tree(document.tree)
-    if not isinstance(read, list):
-        return
-    found = [
-        {
-            "path": each.path,
-            "reason": str(each.reason),
-            "text": each.text,
-            "suggestion": each.suggestion,
-        }
-        for each in read
-    ]
-    told = [f"{document.where(each['path'])}: {problem_text(each)}" for each in found]
-    text = "\n  ".join(["nothing was submitted, because the search is wrong:", *told])
-    raise CommandError(exits.FAILED, text, found[0]["reason"], problems=found)
+    refuse_wrong(document, parse_search_tree(document.tree), "search")
 
 
 # --- showing --------------------------------------------------------------------------------------

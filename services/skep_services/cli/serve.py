@@ -11,7 +11,7 @@ from skep_services.cli import code, exits, render, specs
 from skep_services.cli.client import Client, query, quote
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json, say
-from skep_services.cli.problems import problem_text
+from skep_services.cli.problems import refuse_wrong
 from skep_services.cli.render import Column, printable
 from skep_services.cli.submit import default_vc, encode
 
@@ -110,21 +110,7 @@ def check(document: specs.Document) -> None:
     """
     from skep.wire.service import parse_service_tree
 
-    read = parse_service_tree(document.tree)
-    if not isinstance(read, list):
-        return
-    found = [
-        {
-            "path": each.path,
-            "reason": str(each.reason),
-            "text": each.text,
-            "suggestion": each.suggestion,
-        }
-        for each in read
-    ]
-    told = [f"{document.where(each['path'])}: {problem_text(each)}" for each in found]
-    text = "\n  ".join(["nothing was submitted, because the service is wrong:", *told])
-    raise CommandError(exits.FAILED, text, found[0]["reason"], problems=found)
+    refuse_wrong(document, parse_service_tree(document.tree), "service")
 
 
 def _decoded(data: bytes) -> Any:

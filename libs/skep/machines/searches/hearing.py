@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from skep.machines.searches.requests import PASSING, by_key, whole_number
 from skep.machines.searches.state import Search, Trial
 from skep.units import Instant
 from skep.wire.changes import (
@@ -42,9 +43,6 @@ from skep.wire.search_facts import (
 )
 from skep.wire.spec import SEARCH_KEYS
 
-PASSING = (Reason.TOO_MANY_JOBS, Reason.OVER_QUOTA)
-"""Refusals that depend on what else the VC runs: the trial is submitted again."""
-
 
 def trial_of(
     searches: Mapping[str, Search], jobs: Mapping[str, tuple[str, int]], fact: ServiceFact
@@ -63,10 +61,9 @@ def trial_of(
     match fact:
         case Admitted() | Refused():
             vc = fact.spec.vc if isinstance(fact, Admitted) else fact.vc
-            return _new(searches, *_by_key(fact.key), (vc, fact.owner))
+            return _new(searches, *by_key(fact.key, SEARCH_KEYS), (vc, fact.owner))
         case JobQueued():
-            number = fact.spec.labels.get("trial", "")
-            trial = int(number) if number.isascii() and number.isdigit() else 0
+            trial = whole_number(fact.spec.labels.get("trial", ""))
             return _new(searches, fact.spec.search, trial, 0, (fact.spec.vc, fact.owner))
         case ChangeAsked() | AskOver():
             job = fact.ask.job
@@ -79,15 +76,6 @@ def trial_of(
         return None
     search = searches[place[0]]
     return search, search.trials[place[1]]
-
-
-def _by_key(key: str) -> tuple[str, int, int]:
-    """Return search, trial and try in the key of a trial's submission."""
-    parts = key.removeprefix(SEARCH_KEYS).split("/")
-    if not key.startswith(SEARCH_KEYS) or len(parts) != 3:
-        return "", 0, 0
-    numbers = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts[1:]]
-    return parts[0], numbers[0], numbers[1]
 
 
 def _new(

@@ -25,6 +25,7 @@ from skep.access.rights import Action, Ruling, may
 from skep.access.roles import Roles
 from skep.machines.base import Effect, Record, Restarted, Send, Tick
 from skep.machines.searches import hearing, plan
+from skep.machines.searches.requests import KEY_CHARACTERS_MAX, begin_problem, ruled_out
 from skep.machines.searches.serving.part import ServiceKept, ServicesKept, Serving
 from skep.machines.searches.state import Search, Trial, drawn, job_of, key_of
 from skep.units import Duration, Instant, after, seconds
@@ -85,7 +86,6 @@ SEARCHES_MAX = 32
 """Searches of one VC that are not over."""
 KEYS_MAX = 10_000
 """Keys of requests that are remembered, the latest: a client repeats for minutes, not months."""
-KEY_CHARACTERS_MAX = 256
 LOOK = seconds(1.0)
 """Until a further point of a curve is looked at together with others: as often as jobs tell."""
 PIECE = 500
@@ -307,27 +307,16 @@ class SearchesMachine:
     def _begin_problem(self, event: SearchRequest, spec: SearchSpec) -> Problem | None:
         """Return why a search may not begin, or None."""
         role = self.roles.role(event.person, event.vc)
-        forbidden = _problem(may(Action.SEARCH, role, own=True, vc=event.vc))
-        if forbidden is not None:
-            return forbidden
-        if spec.vc != event.vc:
-            return Problem(
-                path="$.spec.vc",
-                reason=Reason.WRONG_VC,
-                text=f"published for `{event.vc}`, and for `{spec.vc}`",
-            )
+        ruling = may(Action.SEARCH, role, own=True, vc=event.vc)
+        problem = begin_problem(event, ruling, spec.vc)
+        if problem is not None:
+            return problem
         if sum(each.spec.vc == event.vc for each in self.searches.values()) >= SEARCHES_MAX:
             return Problem(
                 path="$",
                 reason=Reason.TOO_MANY_SEARCHES,
                 text=f"`{event.vc}` has {SEARCHES_MAX} searches, the most it may",
                 suggestion="cancel one, or wait for its end",
-            )
-        if len(event.key) > KEY_CHARACTERS_MAX or not event.key.isprintable():
-            return Problem(
-                path=f"header {subjects.KEY_HEADER}",
-                reason=Reason.BAD_VALUE,
-                text=f"a key has at most {KEY_CHARACTERS_MAX} printable characters",
             )
         return None
 
@@ -712,15 +701,8 @@ def _scope(vc: str, person: str) -> str:
     return f"{vc}.{person}" if person else vc
 
 
-def _problem(ruling: Ruling) -> Problem | None:
-    if ruling:
-        return None
-    assert ruling.reason is not None, ruling
-    return Problem(path="$", reason=ruling.reason, text=ruling.text)
-
-
 def _forbidden(search: str, ruling: Ruling) -> SearchVerdict:
-    problem = _problem(ruling)
+    problem = ruled_out(ruling)
     assert problem is not None, ruling
     return _refusal(search, [problem])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from skep.machines.searches.requests import PASSING, by_key, whole_number
 from skep.machines.searches.serving.state import Replica, Service
 from skep.units import Instant
 from skep.wire.codec import ServiceFact
@@ -18,9 +19,6 @@ from skep.wire.service_facts import (
     ReplicaStood,
 )
 from skep.wire.spec import SERVICE_KEYS
-
-PASSING = (Reason.TOO_MANY_JOBS, Reason.OVER_QUOTA)
-"""Refusals that depend on what else the VC runs: the replica is submitted again."""
 
 
 def replica_of(
@@ -39,12 +37,12 @@ def replica_of(
     match fact:
         case Admitted() | Refused():
             vc = fact.spec.vc if isinstance(fact, Admitted) else fact.vc
-            return _new(services, *_by_key(fact.key), (vc, fact.owner))
+            return _new(services, *by_key(fact.key, SERVICE_KEYS), (vc, fact.owner))
         case JobQueued() if fact.spec.kind == "inference":
             labels = fact.spec.labels
-            number = _number(labels.get("replica", ""))
+            replica = whole_number(labels.get("replica", ""))
             whose = (fact.spec.vc, fact.owner)
-            return _new(services, labels.get("service", ""), number, 0, whose)
+            return _new(services, labels.get("service", ""), replica, 0, whose)
         case JobRan() | JobRequeued() | JobEnded():
             place = jobs.get(fact.job)
         case _:
@@ -53,18 +51,6 @@ def replica_of(
         return None
     service = services[place[0]]
     return service, service.replicas[place[1]]
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 18 else 0
-
-
-def _by_key(key: str) -> tuple[str, int, int]:
-    """Return service, replica and try in the key of a replica's submission."""
-    parts = key.removeprefix(SERVICE_KEYS).split("/")
-    if not key.startswith(SERVICE_KEYS) or len(parts) != 3:
-        return "", 0, 0
-    return parts[0], _number(parts[1]), _number(parts[2])
 
 
 def _new(

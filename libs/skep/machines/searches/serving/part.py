@@ -20,6 +20,7 @@ import msgspec
 from skep.access.rights import Action, may
 from skep.access.roles import Roles
 from skep.machines.base import Effect, Record, Send
+from skep.machines.searches.requests import begin_problem
 from skep.machines.searches.serving import hearing, plan
 from skep.machines.searches.serving.load import Load
 from skep.machines.searches.serving.state import Replica, Service, apply, job_of, key_of
@@ -53,7 +54,6 @@ RESEND = seconds(5.0)
 """Until a request is repeated that nothing came of: it is answered in milliseconds."""
 SERVICES_MAX = 32
 """Services of one VC that are not over."""
-KEY_CHARACTERS_MAX = 256
 STEPS_MAX = 2000
 """Facts that may follow for one service at once: all replicas drained, and begun anew."""
 
@@ -180,12 +180,9 @@ class Serving:
         """Return why a service may not begin, or None."""
         role = self._roles.role(event.person, event.vc)
         ruling = may(Action.SUBMIT, role, own=True, vc=event.vc)
-        if not ruling:
-            assert ruling.reason is not None, ruling
-            return Problem(path="$", reason=ruling.reason, text=ruling.text)
-        if spec.vc != event.vc:
-            text = f"published for `{event.vc}`, and for `{spec.vc}`"
-            return Problem(path="$.spec.vc", reason=Reason.WRONG_VC, text=text)
+        problem = begin_problem(event, ruling, spec.vc)
+        if problem is not None:
+            return problem
         of_vc = [each for each in self.services.values() if each.spec.vc == event.vc]
         for each in of_vc:
             if each.spec.name == spec.name:
@@ -201,12 +198,6 @@ class Serving:
                 reason=Reason.TOO_MANY_SERVICES,
                 text=f"`{event.vc}` has {SERVICES_MAX} services, the most it may",
                 suggestion="stop one",
-            )
-        if len(event.key) > KEY_CHARACTERS_MAX or not event.key.isprintable():
-            return Problem(
-                path=f"header {subjects.KEY_HEADER}",
-                reason=Reason.BAD_VALUE,
-                text=f"a key has at most {KEY_CHARACTERS_MAX} printable characters",
             )
         return None
 
