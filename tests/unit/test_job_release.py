@@ -24,6 +24,15 @@ pytestmark = [pytest.mark.torch]
 KIB = 1024
 
 
+@pytest.fixture(autouse=True)
+def other_tests_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out threads that earlier tests of this process have left running."""
+    left = threads_beside()
+    monkeypatch.setattr(
+        module, "threads_beside", lambda: [name for name in threads_beside() if name not in left]
+    )
+
+
 @pytest.fixture(scope="module")
 def torch() -> Any:
     import torch
