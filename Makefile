@@ -19,7 +19,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-nightly check bench chaos clean distclean format \
+.PHONY: help setup demo test test-all test-nightly test-gpu check bench chaos clean distclean format \
 	lint types imports tidy format-check proto proto-check bless seeds cells-histories \
 	planted sharing up down cov wheel image compose-up compose-down compose-test corpus \
 	adr adr-check docs reference reference-check spelling web web-check
@@ -63,6 +63,11 @@ test-all: $(READY) ## Run the slow tests and more random examples too: what CI r
 test-nightly: export HYPOTHESIS_PROFILE ?= all
 test-nightly: $(READY) ## Run all tests there are
 	@$(BIN)/python -m pytest -q $(PYTEST_ALL) $(ARGS)
+
+# What reads the GPUs is installed only here: other machines have no use for it.
+test-gpu: $(READY) ## Run real jobs on the GPU of this machine; each test prints what it measured
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "nvidia-ml-py>=12.535"
+	@$(BIN)/python -m pytest -q -m gpu $(if $(ARGS),$(ARGS),tests/gpu)
 
 CHECKS := format-check lint types imports tidy spelling proto-check adr-check reference-check \
 	web-check
