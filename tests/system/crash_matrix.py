@@ -3,8 +3,8 @@
     python -m tests.system.crash_matrix [--only MECHANISM/PHASE/VICTIM] [--seed N] [--json]
                                         [--markdown FILE] [--svg FILE] [--list]
 
-On an embedded cluster of two nodes PyTorch jobs are suspended, resumed, stored, moved and resized.
-In each cell of the matrix one process is killed (SIGKILL), or all of Skep at once, or the job is
+On an embedded cluster of two nodes PyTorch jobs are suspended, resumed, stored, moved and resized,
+one of them forked from warm processes. In each cell of the matrix one process is killed (SIGKILL), or all of Skep at once, or the job is
 cancelled, in one phase of one change; `tests/system/crashes/cells.py` says how a phase is reached,
 and what may come of it. Whatever dies, the request is answered once, the job goes on (or,
 cancelled, is gone), no step that was confirmed is lost, and its training is the same, to the last
@@ -44,7 +44,7 @@ def crash_matrix(
 ) -> Report:
     """Play cells on a fresh cluster in a folder of its own; return the report."""
     with tempfile.TemporaryDirectory(prefix="skep-crashes-", dir=folder) as name:
-        cluster = Embedded(Path(name) / "home")
+        cluster = Embedded(Path(name) / "home", {"SKEP_WARM_PROCESSES": "4"})
         try:
             report = asyncio.run(_play(World(cluster), Path(name), list(wanted), seed, tell))
         finally:

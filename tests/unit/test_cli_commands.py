@@ -406,7 +406,7 @@ def test_why(gateway: FakeGateway, run: Run) -> None:
         "what would change it:",
         "  2 GPUs become free",
     ]
-    assert json.loads(run("why", "j1", "--json")[1]) == answer
+    assert json.loads(run("why", "j1", "--json")[1]) == {**answer, "if_stopped": ""}
     gateway.on("GET /v1/jobs/j1/why", {**answer, "state": "failed"})
     assert "what would help:" in run("why", "j1")[1]
     gateway.on("GET /v1/jobs/j1/why", {**answer, "would_change": []})
@@ -778,6 +778,61 @@ def test_nodes(gateway: FakeGateway, run: Run) -> None:
     assert run("node", "burn", "node-1")[0] == 2
 
 
+def running(**changes: Any) -> dict[str, Any]:
+    """Return a job that runs and stores nothing."""
+    return whole(state="running", started_at=1, can=[], tier="observed", **changes)
+
+
+LOST = "is lost: nothing stores it"
+NO_REASONS: dict[str, Any] = {"reasons": [], "would_change": []}
+
+
+def planned(others: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer of the planner: a job that starts now."""
+    outcome = {
+        "start": "now",
+        "borrows": False,
+        "nodes": 1,
+        "place": "node-1:0",
+        "why": "best-fit-one-node",
+        "text": "",
+        "needs": "",
+        "ends_at": None,
+        "ends_most": None,
+        "others": others,
+        "others_more": 0,
+    }
+    named = {"name": "a", "gpus": 1, "vc": "lab", "service_class": "guaranteed"}
+    return {**named, "outcome": outcome, "estimate": None}
+
+
+def test_why_drain_and_plan_say_what_a_stop_loses(
+    gateway: FakeGateway, run: Run, tmp_path: Path
+) -> None:
+    gateway.on("GET /v1/jobs/j1", running())
+    gateway.on("GET /v1/jobs/j1/why", {"job": "j1", "state": "running", **NO_REASONS})
+    assert LOST in run("why", "j1")[1]
+    assert LOST in json.loads(run("why", "j1", "--json")[1])["if_stopped"]
+
+    gateway.on("POST /v1/admin/drain", {})
+    rows = [{"node": "node-1", "jobs": ["j1", "j9"]}, {"node": "node-2", "jobs": ["j2"]}]
+    gateway.on("GET /v1/nodes", {"nodes": rows})
+    gateway.refuse("GET /v1/jobs/j9", 404, "unknown-job", "there is no job j9")
+    out = run("node", "drain", "node-1")[1].splitlines()
+    assert out[1] == "if the node is stopped while they run:"
+    assert [line.split(":")[0] for line in out[2:]] == ["  j1"]
+    assert list(json.loads(run("node", "drain", "node-1", "--json")[1])["if_stopped"]) == ["j1"]
+
+    spec = tmp_path / "job.yaml"
+    spec.write_text("{name: a, vc: lab, command: 'true'}")
+    stops = {"job": "j1", "what": "stops", "gpus": 1, "rate_milli": None}
+    hidden = {**stops, "job": ""}
+    gateway.on("POST /v1/plan", planned([stops, hidden]))
+    assert LOST in run("plan", str(spec), "--no-check")[1]
+    gateway.on("POST /v1/plan", planned([{**stops, "what": "starts"}]))
+    assert LOST not in run("plan", str(spec), "--no-check")[1]
+
+
 def test_drain(gateway: FakeGateway, run: Run) -> None:
     gateway.on("POST /v1/admin/drain", {})
     assert "no further work" in run("node", "drain", "node-1")[1]
@@ -785,6 +840,6 @@ def test_drain(gateway: FakeGateway, run: Run) -> None:
     assert "open for work" in run("node", "undrain", "node-1", "node-2")[1]
     assert gateway.last("POST /v1/admin/drain").json() == {"node": "node-2", "drain": False}
     answer = json.loads(run("node", "drain", "node-1", "--json")[1])
-    assert answer == {"nodes": ["node-1"], "drain": True}
+    assert answer == {"nodes": ["node-1"], "drain": True, "if_stopped": {}}
     gateway.refuse("POST /v1/admin/drain", 404, "unknown-node", "there is no node x")
     assert run("node", "drain", "x")[0] == 3

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from skep_services.cli import exits, joining, render, rolling
+from skep_services.cli.client import Client
 from skep_services.cli.options import Command, client_of, print_json, print_raw, say
 from skep_services.cli.render import Column
+from skep_services.cli.stake import at_stake_of
 
 
 def options_gpu(parser: ArgumentParser) -> None:
@@ -128,9 +131,23 @@ def run_node(arguments: Namespace) -> int:
         if not arguments.json:
             told = "takes no further work; what runs there goes on" if drain else "is open for work"
             print(f"{node} {told}")
+    stakes = _stakes(client, arguments.nodes) if drain else {}
     if arguments.json:
-        print_json({"nodes": arguments.nodes, "drain": drain})
+        answer = {"nodes": arguments.nodes, "drain": drain}
+        print_json({**answer, **({"if_stopped": stakes} if drain else {})})
+    elif stakes:
+        print("if the node is stopped while they run:")
+        print("\n".join(render.printable(f"  {job}: {text}") for job, text in stakes.items()))
     return exits.OK
+
+
+def _stakes(client: Client, nodes: Sequence[str]) -> dict[str, str]:
+    """Return for each job on some nodes what becomes of its work when it is stopped."""
+    try:
+        rows = client.get("/v1/nodes")["nodes"]
+    except (exits.CommandError, KeyError):
+        return {}  # The nodes are drained all the same.
+    return at_stake_of(client, (job for row in rows if row["node"] in nodes for job in row["jobs"]))
 
 
 def _list(arguments: Namespace) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep_services.cli import exits, pipelines, render, specs
 from skep_services.cli.exits import CommandError
 from skep_services.cli.options import Command, client_of, print_json
 from skep_services.cli.render import duration, plural, printable
+from skep_services.cli.stake import at_stake_of
 
 SECOND = 1_000_000_000
 OTHERS_NAMED = 6
@@ -26,6 +28,8 @@ WHAT = {
     "starts": "starts {} as well",
 }
 """What happens to another job, by the allocator's word for it."""
+LEAVES = ("stops", "stores")
+"""After these a job's processes are gone."""
 
 
 def options_plan(parser: ArgumentParser) -> None:
@@ -64,20 +68,29 @@ def run_plan(arguments: Namespace) -> int:
                 raise
             worst = max(worst, error.code)
             answers.append({"accepted": False, **error.error, "where": where(document, error)})
+    stakes = at_stake_of(client, _leaving(answers))
     if arguments.json:
-        print_json({"plans": answers, **({"pipelines": bound} if bound else {})})
+        print_json(
+            {"plans": answers, "if_stopped": stakes, **({"pipelines": bound} if bound else {})}
+        )
         return worst
     for answer in answers:
         if answer.get("accepted") is False:
             print("\n".join(f"would be refused: {printable(line)}" for line in answer["where"]))
         else:
-            _tell(answer)
+            _tell(answer, stakes)
     for one in bound:
         print(printable(f"{pipelines.told(one)}; each is planned as if it alone were submitted"))
     return worst
 
 
-def _tell(answer: dict[str, Any]) -> None:
+def _leaving(answers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the jobs that some plans would stop."""
+    others = [one for answer in answers for one in (answer.get("outcome") or {}).get("others", ())]
+    return [one["job"] for one in others if one["what"] in LEAVES and one["job"]]
+
+
+def _tell(answer: dict[str, Any], stakes: Mapping[str, str]) -> None:
     outcome, now_ns = answer["outcome"], time.time_ns()
     print(
         printable(
@@ -87,6 +100,7 @@ def _tell(answer: dict[str, Any]) -> None:
     )
     estimate = answer.get("estimate") or {}
     lines = [start_text(outcome, now_ns), *effects(outcome)]
+    lines += [f"  {job}: {stakes[job]}" for job in _leaving([answer]) if job in stakes]
     if estimate.get("start"):
         times = render.between(estimate["start"], now_ns)
         lines.append(f"it starts {times}, within the brackets eight times in ten")

@@ -12,11 +12,11 @@ from skep_services.cli.exits import CommandError
 from skep_services.cli.job_table import eta, tasks_text, why_of
 from skep_services.cli.jobs import ENDED
 from skep_services.cli.ledger import trial_columns
-from skep_services.cli.options import Command, client_of, job_argument, print_json, print_raw
+from skep_services.cli.options import Command, client_of, job_argument, print_json
 from skep_services.cli.plan import tell_what_if
 from skep_services.cli.problems import problem_text
 from skep_services.cli.render import Column, clock_time, duration, printable
-from skep_services.cli.stake import at_stake
+from skep_services.cli.stake import at_stake, at_stake_of
 
 LABEL_COLUMNS = 11
 NS_PER_SECOND = 1_000_000_000
@@ -364,15 +364,18 @@ def run_why(arguments: Namespace) -> int:
     path = f"/v1/jobs/{quote(arguments.job)}/why"
     if arguments.what_if:
         path += "?what_if=1"
-    if arguments.json:
-        print_raw(client.get_bytes(path))
-        return exits.OK
     answer = client.get(path)
+    stake = at_stake_of(client, [answer["job"]])
+    if arguments.json:
+        print_json({**answer, "if_stopped": stake.get(answer["job"], "")})
+        return exits.OK
     colour = render.colour_wanted()
     print(f"{answer['job']}  {render.state_text(answer['state'], colour=colour)}")
     for one in answer["reasons"]:
         needs = f": {one['needs']}" if one.get("needs") else ""
         print(printable(f"  because {one['text']}{needs} ({one['reason']})"))
+    for text in stake.values():
+        print(printable(f"  if stopped: {text}"))
     if answer.get("what_if"):
         tell_what_if(answer["what_if"])
     elif answer["would_change"]:

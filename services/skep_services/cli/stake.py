@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import Any
 
+from skep_services.cli.client import Client, quote
+from skep_services.cli.exits import CommandError
 from skep_services.cli.render import clock_time, duration
 
+JOBS_ASKED = 64
+"""For how many jobs a gateway is asked what is at stake: a person reads no more."""
 STANDS = ("running", "suspended", "stopping")
 
 
@@ -32,6 +38,24 @@ def at_stake(row: dict[str, Any], now_ns: int) -> str:
     if isinstance(spec, dict) and spec.get("resume") is not None:
         return "it begins again from the library's own checkpoint, if one is found"
     return f"{_since(row, now_ns)} is lost: nothing stores it (docs/how-to/resume.md)"
+
+
+def at_stake_of(client: Client, jobs: Iterable[str]) -> dict[str, str]:
+    """Return for each of some jobs what becomes of its work when it is stopped.
+
+    Args:
+        client: The gateway. Jobs that it does not show to the caller are left out.
+        jobs: Their names; those after the first `JOBS_ASKED` are left out.
+    """
+    found = {}
+    for job in list(dict.fromkeys(jobs))[:JOBS_ASKED]:
+        try:
+            text = at_stake(client.get(f"/v1/jobs/{quote(job)}"), time.time_ns())
+        except (CommandError, KeyError):
+            continue  # What was asked is as true without it.
+        if text:
+            found[job] = text
+    return found
 
 
 def lost_by_cancel(row: dict[str, Any], now_ns: int) -> str:

@@ -121,6 +121,8 @@ class Mechanism(NamedTuple):
     ranks: tuple[str, ...] = ("job",)
     """Its processes that may die."""
     agents: tuple[str, ...] = ("agent",)
+    warm: bool = False
+    """The process that begins in it is forked from a warm process, which may die too."""
 
 
 SUSPEND: Mapping[str, object] = {"ask": "suspend"}
@@ -148,11 +150,20 @@ MECHANISMS: dict[str, Mechanism] = {
     "shrink": Mechanism(
         "elastic", {"ask": "resize", "workers": 1}, (TWO,), SHRINK, ("survivor", "leaver")
     ),
+    "warm-migrate": Mechanism(
+        "warm",
+        {"ask": "migrate"},
+        (),
+        MIGRATE,
+        ("source", "successor"),
+        ("source-agent", "successor-agent"),
+        warm=True,
+    ),
     "plain-release": Mechanism("plain", RELEASE, (), _one("job")),
     "plain-resume": Mechanism("plain", RESUME, (RELEASE,), _one("runner")),
 }
 
-EVERYTHING, CANCEL = "everything", "cancel"
+EVERYTHING, CANCEL, WARM = "everything", "cancel", "warm-process"
 SERVICES = ("admission", "allocator", "nats", "gateway")
 
 
@@ -163,6 +174,9 @@ def victims(mechanism: str, phase: str) -> Iterator[str]:
         if _exists(rank, phase):
             yield rank
     yield from about.agents
+    if about.warm:
+        yield from (WARM, EVERYTHING, CANCEL)
+        return  # Services stand by it as they do by other migrations.
     if mechanism != "migrate":
         yield "runner"
     yield "allocator"
@@ -229,7 +243,7 @@ def allowed(cell: Cell) -> frozenset[Came]:
         return frozenset(Came(result, ENDED) for result in results)
     if victim in about.ranks:
         return _killed_rank(cell)
-    moved = MOVED if cell.mechanism == "migrate" else SAME
+    moved = MOVED if about.phases is MIGRATE else SAME
     if phase in ("moving", "sending") and victim in ("source-agent", EVERYTHING):
         # The agent that comes back does not know whether the state arrived: the source has it.
         return frozenset([Came("undone", SAME)])

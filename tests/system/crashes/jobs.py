@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from tests.system.crashes.judge import Begun, Fact, Line, Step, read_lines
 
 SCRIPT = Path(__file__).parents[2] / "e2e" / "jobs" / "trajectory.py"
+WARM_SCRIPT = SCRIPT.with_name("warm_trajectory.py")
+"""The same, forked: its imports come first."""
 PAUSE_S = 0.02
 RETRIES = 100
 """The most that a spec may ask for: each cell that kills a rank uses one."""
@@ -75,6 +77,13 @@ def _changed(now: Stands, fact: Fact, wanted: Mapping[str, Any]) -> Stands:
             return now
 
 
+def script(kind: str) -> dict[str, Any]:
+    """Return what of a job's specification depends on its kind alone."""
+    if kind == "warm":
+        return {"script": str(WARM_SCRIPT), "args": ["cooperative"]}
+    return {"script": str(SCRIPT), "args": [kind]}
+
+
 class Job:
     """One job, and the notes of its ranks."""
 
@@ -85,6 +94,8 @@ class Job:
         self.id = ""
         self.adopted = False
         """A runner of its processes was killed."""
+        self.spent = False
+        """No warm process is made for it again soon."""
         self._read: dict[Path, tuple[int, list[Line]]] = {}
         self._begun: dict[int, list[Begun]] = {}
 
@@ -94,8 +105,7 @@ class Job:
         return {
             "name": self.name,
             "vc": vc,
-            "script": str(SCRIPT),
-            "args": [self.kind],
+            **script(self.kind),
             "env": {"NOTES": str(self.notes), "PAUSE_S": str(PAUSE_S)},
             "limits": {"retries": RETRIES},
             **more,
@@ -162,8 +172,9 @@ class Reference:
             for name, value in os.environ.items()
             if not name.startswith(("SKEP_", "RANK", "WORLD"))
         }
+        run = script(kind)
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), kind],
+            [sys.executable, run["script"], *run["args"]],
             env=own | {"NOTES": str(self._notes), "PAUSE_S": "0"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import random
@@ -23,6 +24,7 @@ from tests.system.crashes.cells import (
     RESTARTED,
     SAME,
     SERVICES,
+    WARM,
     Came,
     Cell,
     Mechanism,
@@ -95,7 +97,8 @@ class Play:
         """Return a job of a kind that trains; a new one where there is none to go on with."""
         job = self.jobs.get(kind)
         last = job.latest() if job is not None else None
-        if job is not None and last is not None and last.step > ENOUGH * self.steps:
+        worn = last is not None and last.step > ENOUGH * self.steps
+        if job is not None and (worn or job.spent):
             await self.finish(job)
             job = None
         job = job or await self.submit(kind)
@@ -298,6 +301,8 @@ class Playing:
             assert await self.play_.asked(job, {"ask": "checkpoint"}) == "done"
         for wish in self.about.before:
             await self.play_.brought(job, wish)
+        if self.about.warm:
+            await self._warmed()
         if not self.play_.stands(job).suspended:
             await self.play_.trains(job)
         self.before = self.play_.stands(job)
@@ -309,11 +314,23 @@ class Playing:
             await self._kill(victim)
         finally:
             self.let_go()
+        job.spent = victim == WARM
         for each in self.play_.all if victim == "runner" else ():
             each.adopted = True  # Whether they are on that node or not.
         if victim == EVERYTHING:
             await self.world.up_again()
         return await self._came()
+
+    async def _warmed(self) -> None:
+        """Have the job move until there is a warm process for it where it goes next."""
+        for _ in NODES:
+            node = self.play_.stands(self.job).nodes[0]
+            if self.world.warm(_other(node)):
+                return
+            await self.play_.brought(self.job, self.about.ask)
+            await self.play_.trains(self.job)
+            look = functools.partial(self.world.warm, node)
+            await self.world.until(look, f"a warm process on {node}")
 
     async def _do(self, verb: str, what: str = "") -> None:
         """Do one step on the way to a phase."""
@@ -366,6 +383,9 @@ class Playing:
         now = self.play_.stands(self.job).attempt
         if now == self.before.attempt:
             return Came(result, SAME)
+        if self.about.warm and self.cell.victim not in (WARM, EVERYTHING):
+            nodes = self.play_.stands(self.job).nodes
+            assert self.world.forked(nodes[0], f"{self.job.id}.{now}."), "it was not forked"
         moved = any(fact["type"] == "job-moved" and fact["attempt"] == now for fact in self.facts())
         return Came(result, MOVED if moved else RESTARTED)
 
@@ -400,7 +420,9 @@ class Playing:
             case "agent" | "source-agent":
                 return self.world.service(source)
             case "successor-agent":
-                return self.world.service(next(node for node in NODES if node != source))
+                return self.world.service(_other(source))
+            case "warm-process":
+                return self.world.warm(_other(source))
             case "runner":
                 return self.world.runner(source)
             case _:
@@ -481,6 +503,10 @@ class Playing:
         ready = self._fact("successor-ready")
         assert ready is not None
         return is_connected(self._pid("source"), ready["doors"][0]["port"])
+
+
+def _other(node: str) -> str:
+    return next(each for each in NODES if each != node)
 
 
 async def play_all(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skep_services.svg import FAINT, box, page, text
-from tests.system.crashes.cells import CANCEL, EVERYTHING, MECHANISMS
+from tests.system.crashes.cells import CANCEL, EVERYTHING, MECHANISMS, WARM
 
 Row = Mapping[str, Any]
 
@@ -20,6 +20,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "bus": ("nats",),
     "admission": ("admission",),
     "gateway": ("gateway",),
+    "warm process": (WARM,),
     "all at once": (EVERYTHING,),
     "cancelled": (CANCEL,),
 }

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,6 +37,7 @@ OPTIONS = (
 )
 DEADLINE_S = 60.0
 LOOK_EVERY_S = 0.006
+READY = re.compile(r"^warm process (\d+) for .*warm_trajectory.* imports, \d+ bytes", re.MULTILINE)
 STREAMS = (subjects.ADMISSION, subjects.ALLOC, subjects.NODE)
 ESTABLISHED = "01"
 """How the kernel's table of TCP sockets calls a connection that both sides have."""
@@ -169,6 +171,18 @@ class World:
                 return pid
         text = f"{node} has no runner"
         raise LookupError(text)
+
+    def warm(self, node: str) -> int:
+        """Return the pid of the newest living warm process of a node that is ready, 0 if none."""
+        path = self.cluster.home / node / "runner.log"
+        found = READY.findall(path.read_text()) if path.exists() else []
+        return next((int(pid) for pid in reversed(found) if is_there(int(pid))), 0)
+
+    def forked(self, node: str, run: str) -> bool:
+        """Return whether a node's agent says that a run was forked from a warm process."""
+        log = Path(folder.service_log_path(str(self.cluster.home), node)).read_text()
+        said = [line for line in log.splitlines() if f"run {run}" in line]
+        return "forked from a warm process" in " ".join(said)
 
     async def back(self) -> None:
         """Return once everything that is kept up is ready."""
