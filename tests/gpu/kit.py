@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -99,10 +100,13 @@ class Job:
         self.cluster, self.name = cluster, name
         self.notes, self.end = folder / f"{name}.notes", folder / f"{name}.end"
         more = ["--cooperative"] if spec.pop("cooperative", False) else []
-        trains = {
-            "script": str(JOBS / "trains.py"),
-            "args": [str(self.notes), "--until", str(self.end), "--width", str(WIDTH), *more],
-        }
+        more += spec.pop("words", [])
+        script = str(JOBS / "trains.py")
+        args = [str(self.notes), "--until", str(self.end), "--width", str(WIDTH), *more]
+        ranks = spec.pop("ranks", 1)
+        trains = {"script": script, "args": args}
+        if ranks > 1:
+            trains = {"command": [sys.executable, *torchrun(ranks), script, *args]}
         what = {} if {"script", "command"} & spec.keys() else trains
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **spec.pop("env", {})}
         if CPU:
@@ -212,6 +216,11 @@ class Job:
         assert over["state"] == state, f"{over}\n{self.cluster.log(self.job)}"
 
 
+def kill(pid: int) -> None:
+    """End a process as a crash does."""
+    os.kill(pid, signal.SIGKILL)
+
+
 class Driver:
     """What NVIDIA's driver says of the first GPU; of a fake GPU it is -1 and nothing."""
 
@@ -239,15 +248,31 @@ class Driver:
         return self.look().memory
 
 
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """Return the words that start ranks on one node."""
+    return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+
+
 class Reference:
     """The same training alone, outside of everything, as fast as it goes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, words: Sequence[str] = (), steps: int = REFERENCE_STEPS, ranks: int = 1
+    ) -> None:
         self.notes = folder / "reference.notes"
-        words = [str(self.notes), "--until", str(folder / "never"), "--width", str(WIDTH)]
+        until = [str(self.notes), "--until", str(folder / "never"), "--width", str(WIDTH)]
+        start = torchrun(ranks) if ranks > 1 else ()
         own = {name: value for name, value in os.environ.items() if not name.startswith("SKEP_")}
         self.process = subprocess.Popen(
-            [sys.executable, str(JOBS / "trains.py"), *words, "--steps", str(REFERENCE_STEPS)],
+            [
+                sys.executable,
+                *start,
+                str(JOBS / "trains.py"),
+                *until,
+                *words,
+                "--steps",
+                str(steps),
+            ],
             env={**own, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,

@@ -96,6 +96,8 @@ class Job:
         """A runner of its processes was killed."""
         self.spent = False
         """No warm process is made for it again soon."""
+        self.strange: set[int] = set()
+        """Warm processes that were there before: they are of other jobs."""
         self._read: dict[Path, tuple[int, list[Line]]] = {}
         self._begun: dict[int, list[Begun]] = {}
 

@@ -109,6 +109,7 @@ class Play:
         """Begin another job of a kind."""
         job = Job(kind, self.folder, next(self._numbers))
         job.id = f"j{await self.world.publish('submit', job.spec(VC))}"
+        job.strange = {pid for node in NODES for pid in self.world.warm(node)}
         self.jobs[kind] = job
         self.all.append(job)
         return job
@@ -325,12 +326,17 @@ class Playing:
         """Have the job move until there is a warm process for it where it goes next."""
         for _ in NODES:
             node = self.play_.stands(self.job).nodes[0]
-            if self.world.warm(_other(node)):
+            if self._warm(_other(node)):
                 return
             await self.play_.brought(self.job, self.about.ask)
             await self.play_.trains(self.job)
-            look = functools.partial(self.world.warm, node)
+            look = functools.partial(self._warm, node)
             await self.world.until(look, f"a warm process on {node}")
+
+    def _warm(self, node: str) -> int:
+        """Return the warm process of the job on a node, 0 if there is none."""
+        found = [pid for pid in self.world.warm(node) if pid not in self.job.strange]
+        return found[-1] if found else 0
 
     async def _do(self, verb: str, what: str = "") -> None:
         """Do one step on the way to a phase."""
@@ -383,9 +389,6 @@ class Playing:
         now = self.play_.stands(self.job).attempt
         if now == self.before.attempt:
             return Came(result, SAME)
-        if self.about.warm and self.cell.victim not in (WARM, EVERYTHING):
-            nodes = self.play_.stands(self.job).nodes
-            assert self.world.forked(nodes[0], f"{self.job.id}.{now}."), "it was not forked"
         moved = any(fact["type"] == "job-moved" and fact["attempt"] == now for fact in self.facts())
         return Came(result, MOVED if moved else RESTARTED)
 
@@ -401,6 +404,10 @@ class Playing:
         for fact in self.facts():
             more = fact.get("result") or fact.get("manner") or ""
             yield f"{fact['type']}({more})" if more else fact["type"]
+            if self.about.warm and fact["type"] == "successor-bound":
+                run = f"{self.job.id}.{fact['attempt']}."
+                forked = self.world.forked(fact["members"][0]["node"], run)
+                yield "forked" if forked else "executed"
 
     # --- who is who ----------------------------------------------------------------------------
 
@@ -422,7 +429,7 @@ class Playing:
             case "successor-agent":
                 return self.world.service(_other(source))
             case "warm-process":
-                return self.world.warm(_other(source))
+                return self._warm(_other(source))
             case "runner":
                 return self.world.runner(source)
             case _:

@@ -172,11 +172,11 @@ class World:
         text = f"{node} has no runner"
         raise LookupError(text)
 
-    def warm(self, node: str) -> int:
-        """Return the pid of the newest living warm process of a node that is ready, 0 if none."""
+    def warm(self, node: str) -> list[int]:
+        """Return the living warm processes of a node that are ready, the newest last."""
         path = self.cluster.home / node / "runner.log"
         found = READY.findall(path.read_text()) if path.exists() else []
-        return next((int(pid) for pid in reversed(found) if is_there(int(pid))), 0)
+        return [int(pid) for pid in found if is_there(int(pid))]
 
     def forked(self, node: str, run: str) -> bool:
         """Return whether a node's agent says that a run was forked from a warm process."""

@@ -1,0 +1,98 @@
+"""Today's ways to train on a real GPU: compiled, split, several ranks; and what packing gains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import kit
+from tests.gpu.conftest import Record
+from tests.gpu.kit import Cluster, Driver, Job, Reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
+
+STEPS = 600
+PAIRS = (
+    ("layers", "transformer"),
+    ("layers", "convolutions"),
+    ("transformer", "convolutions"),
+    ("transformer", "transformer"),
+)
+"""Models that are trained side by side, as in Gandiva's Table 1."""
+BUSY_WIDTH = 64 if kit.CPU else 512
+
+
+@pytest.mark.parametrize("way, ranks", [("compiled", 1), ("split", 1), ("ranks", 2)])
+def test_it_stands_gives_its_memory_back_and_goes_on(
+    way: str, ranks: int, cluster: Cluster, folder: Path, driver: Driver, record: Record
+) -> None:
+    words = ["--way", way]
+    own = folder / way
+    own.mkdir()
+    reference = Reference(own, words, STEPS, ranks)
+    try:
+        losses = reference.losses()
+    finally:
+        reference.close()
+    job = Job(cluster, folder, way, words=words, ranks=ranks)
+    first = job.trains()[0]
+    job.can("suspend")
+    release = ["--release"] if "release" in job.row["can"] else []
+    before = driver.look().memory
+    suspend_s = job.ask("suspend", *release)
+    stood = len(job.steps())
+    freed = before - driver.look().memory
+    resume_s = job.ask("resume")
+    job.trains()
+    job.ends()
+    found = [step.loss for step in job.steps()][: len(losses)]
+    record(first_step_s=first.at - job.began, suspend_s=suspend_s, resume_s=resume_s)
+    record(can=job.row["can"], released=bool(release), bytes_freed=freed, compared=len(found))
+    assert len(found) > stood
+    assert found == losses[: len(found)]
+
+
+def test_a_split_state_is_stored_and_goes_on_after_a_crash(
+    cluster: Cluster, folder: Path, record: Record
+) -> None:
+    limits = {"retries": 1, "retry_on": ["exit", "signal"]}
+    words = ["--way", "split"]
+    job = Job(cluster, folder, "stored", words=words, cooperative=True, limits=limits)
+    job.can("checkpoint")
+    job.trains()
+    checkpoint_s = job.ask("checkpoint")
+    kit.kill(job.trains()[-1].pid)
+    job.until(lambda: job.steps()[-1].attempt == 2, "go on from its checkpoint")
+    job.ends()
+    again = [step.loss for step in job.steps() if step.attempt == 2]
+    before = [step.loss for step in job.steps() if step.attempt == 1]
+    record(checkpoint_s=checkpoint_s, stored_at=before.index(again[0]))
+    known = before[before.index(again[0]) :]
+    assert again[: len(known)] == known[: len(again)]
+
+
+@pytest.mark.parametrize("models", PAIRS, ids="-".join)
+def test_what_two_trainings_on_one_gpu_gain(
+    models: tuple[str, str], cluster: Cluster, folder: Path, record: Record
+) -> None:
+    """Measured, not judged: `gain` is the sum of both rates, each against that of the job alone."""
+    words = [["--model", model, "--pause", "0", "--width", str(BUSY_WIDTH)] for model in models]
+    alone = []
+    for name, each in zip(("first", "second"), words, strict=True):
+        job = Job(cluster, folder, name, words=each)
+        job.trains()
+        alone.append(job.rate())
+        job.ends()
+    host = Job(cluster, folder, "host", words=words[0], over_quota="wait")
+    host.trains()
+    guest = Job(cluster, folder, "guest", words=words[1], over_quota="wait")
+    guest.ask("pack", "--with", host.job, "--share", "0.5")
+    guest.trains()
+    together = [host.rate(), guest.rate()]
+    for job in (guest, host):
+        job.ends()
+    gain = sum(one / other for one, other in zip(together, alone, strict=True))
+    record(alone=[round(each, 1) for each in alone], together=[round(each, 1) for each in together])
+    record(gain=round(gain, 3))
+    assert gain > 0
