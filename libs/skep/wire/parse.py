@@ -32,8 +32,8 @@ from skep.wire.spec import (
     NOT_BUILT,
     PARALLEL_MAX,
     PATH_CHARS_MAX,
+    PERIOD_MIN_S,
     PRIORITY_MAX,
-    RESTART_HUNG_MIN_S,
     RETRIES_MAX,
     SERVERS_MAX,
     SHARE_MOST,
@@ -421,12 +421,12 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _hung(spec: JobSpec) -> Iterator[Problem]:
-    """Yield what is wrong with how long a job may make no mini-batches."""
-    if spec.restart_hung is None:
-        return
-    hung_s = time_s(spec.restart_hung)
-    if hung_s is None or not RESTART_HUNG_MIN_S <= hung_s <= TIME_S_MAX:
-        yield _bad("$.restart_hung", "seconds, or text such as `5m`, `1h`, 60 seconds to a year")
+    """Yield what is wrong with how long a job may make no mini-batches, and go unstored."""
+    for key in ("restart_hung", "checkpoint_every"):
+        said = getattr(spec, key)
+        given_s = None if said is None else time_s(said)
+        if said is not None and (given_s is None or not PERIOD_MIN_S <= given_s <= TIME_S_MAX):
+            yield _bad(f"$.{key}", "seconds, or text such as `5m`, `1h`, 60 seconds to a year")
 
 
 def _folders(spec: JobSpec) -> Iterator[Problem]:
@@ -848,6 +848,7 @@ def _normalised(spec: JobSpec) -> JobSpec:
         spec.finish_by,
         spec.begin,
         spec.restart_hung,
+        spec.checkpoint_every,
         None if spec.limits.warn is None else spec.limits.warn.before,
     )
     if not any(isinstance(each, str) for each in said):
@@ -869,8 +870,9 @@ def _normalised(spec: JobSpec) -> JobSpec:
         done = replace(done, finish_by=normal_time(spec.finish_by))
     if isinstance(spec.begin, str):
         done = replace(done, begin=normal_time(spec.begin))
-    if isinstance(spec.restart_hung, str):
-        done = replace(done, restart_hung=time_s(spec.restart_hung))
+    for key in ("restart_hung", "checkpoint_every"):
+        if isinstance(said := getattr(spec, key), str):
+            done = replace(done, **{key: time_s(said)})
     return done
 
 

@@ -221,6 +221,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     TIME_LIMIT = "time-limit"
     TIME_LIMIT_NEAR = "time-limit-near"
+    CHECKPOINT_DUE = "checkpoint-due"
     IDLE = "idle"
     HUNG = "hung"
     PREEMPTED = "preempted"
@@ -592,6 +593,7 @@ TEXT: dict[Reason, str] = {
     Reason.CANCELLED: "cancelled on request",
     Reason.TIME_LIMIT: "the job ran longer than its limit",
     Reason.TIME_LIMIT_NEAR: "the job's time limit is near: its processes were given a signal",
+    Reason.CHECKPOINT_DUE: "the job is stored as often as its spec says",
     Reason.NO_NOTIFIER: "the cluster has no notifier: an operator starts it with targets",
     Reason.UNKNOWN_TARGET: "the operator's file has no target of this name",
     Reason.TARGET_NOT_ALLOWED: "notices may not go there: the operator's file does not allow it",

@@ -32,7 +32,7 @@ NAME_CHARS_MAX = 128
 SERVERS_MAX = 64
 """Parameter servers of one job: on its first worker's node, each a processor and its memory."""
 TIME_S_MAX = 365 * 24 * 3600
-RESTART_HUNG_MIN_S = 60
+PERIOD_MIN_S = 60
 """Less than a validation or a checkpoint takes is no sign of a job that hangs."""
 ENV_MAX = 1024
 IMAGE_CHARS_MAX = 512
@@ -368,7 +368,8 @@ class JobSpec(_Part, frozen=True):
     that a job is of, and how many of its jobs may be at work at the same time. `resume` says how a
     later attempt goes on from a checkpoint of a library's own. An attempt that made mini-batches
     and has made none for `restart_hung` (seconds, or text such as `15m`) is ended, and another one
-    goes on from the latest checkpoint; without it nothing is done.
+    goes on from the latest checkpoint; without it nothing is done. A job that can be stored is
+    stored every `checkpoint_every` (as `restart_hung`) of the time that it runs, and goes on.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -421,6 +422,7 @@ class JobSpec(_Part, frozen=True):
     pipeline: PipelineBound | None = None
     resume: Resume | None = None
     restart_hung: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
+    checkpoint_every: Annotated[int, Meta(ge=1, le=TIME_S_MAX)] | Words | None = None
 
     @property
     def secret_names(self) -> tuple[str, ...]:

@@ -116,6 +116,7 @@ def settle(tx: Transaction, job: JobState, now: Instant) -> None:
     outbox.abandon(tx, job, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, job.attempt))
     tx.soft.cancel_timer(timers.LimitWarning(job.job, job.attempt))
+    tx.soft.cancel_timer(timers.CheckpointTime(job.job, job.attempt))
     tx.soft.warnings.pop(job.job, None)
     tx.soft.idle.pop((job.job, job.attempt), None)
     tx.soft.hung.pop((job.job, job.attempt), None)

@@ -37,13 +37,17 @@ PREEMPT_GRACE_S = 5.0
 def limit(tx: Transaction, job: JobState, now: Instant) -> None:
     """Arm the time limit of an attempt that runs; what it was suspended for does not count.
 
-    Likewise the signal that comes before it, if it has not come in this attempt.
+    Likewise the signal that comes before it, if it has not come in this attempt, and the next time
+    that its state is to be stored.
 
     Args:
-        tx: A timer is set, in place of an earlier one; none if the job has no limit.
+        tx: Timers are set, in place of earlier ones; those that the job's spec asks for.
         job: It runs.
         now: The time of the decision.
     """
+    if isinstance(job.spec.checkpoint_every, int):
+        at = after(now, seconds(job.spec.checkpoint_every))
+        tx.soft.set_timer(timers.CheckpointTime(job.job, job.attempt), at)
     if isinstance(job.spec.limits.time, int):
         # A clock that was set back since, or while it stood, would make the limit as much longer.
         began_at = min(after(job.ran_at, Duration(job.suspended_ns)), now)

@@ -53,6 +53,17 @@ class LimitWarning(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
         return "", self.job, self.attempt, -1
 
 
+class CheckpointTime(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
+    """The state of an attempt is to be stored, as its spec says how often."""
+
+    job: str
+    attempt: int
+
+    def order(self) -> TimerOrder:
+        """Return its place among the timers of its instant: after the limit."""
+        return "", self.job, self.attempt, 3
+
+
 class SuccessorDeadline(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """A successor has to be ready, or to have the state of its source."""
 
@@ -87,6 +98,13 @@ class BeginTime(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
 
 
 Timer = (
-    Resend | ClearNode | TimeLimit | LimitWarning | SuccessorDeadline | YieldDeadline | BeginTime
+    Resend
+    | ClearNode
+    | TimeLimit
+    | LimitWarning
+    | CheckpointTime
+    | SuccessorDeadline
+    | YieldDeadline
+    | BeginTime
 )
 """All of them. A timer is told apart by its class, and set again if it is equal."""

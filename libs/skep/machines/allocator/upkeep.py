@@ -13,11 +13,12 @@ from skep.machines.allocator import (
     settings,
     windows,
 )
-from skep.machines.allocator.changes import migration, warning
+from skep.machines.allocator.changes import checkpoint_time, migration, warning
 from skep.machines.allocator.placement import job_cells
 from skep.machines.allocator.soft import Soft
 from skep.machines.allocator.timers import (
     BeginTime,
+    CheckpointTime,
     ClearNode,
     LimitWarning,
     Resend,
@@ -109,6 +110,8 @@ def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
                 outbox.stop(tx, job, Reason.TIME_LIMIT, now, f"limit {job.spec.limits.time} s")
         case LimitWarning(name, attempt):
             warning.due(tx, name, attempt, now)
+        case CheckpointTime(name, attempt):
+            checkpoint_time.due(tx, name, attempt, now)
         case SuccessorDeadline(name, attempt):
             job = tx.state.jobs.get(name)
             if job is not None and job.succeeds(attempt):

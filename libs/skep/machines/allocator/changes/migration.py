@@ -318,6 +318,7 @@ def _sent(
     for name in left:
         outbox.command(tx, name, job.job, source, now)
     tx.soft.cancel_timer(timers.TimeLimit(job.job, source))
+    tx.soft.cancel_timer(timers.CheckpointTime(job.job, source))
     warning.moved(tx, job, source)
     tx.soft.cancel_timer(timers.SuccessorDeadline(job.job, job.attempt))
     if job.state is State.RUNNING:
