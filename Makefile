@@ -19,8 +19,8 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all test-nightly test-gpu check bench chaos clean distclean format \
-	lint types imports tidy format-check proto proto-check bless seeds cells-histories \
+.PHONY: help setup demo test test-all test-nightly test-gpu check bench chaos clean distclean \
+	format lint types imports tidy format-check proto proto-check bless seeds cells-histories \
 	planted sharing up down cov wheel image compose-up compose-down compose-test corpus \
 	adr adr-check docs reference reference-check spelling web web-check
 

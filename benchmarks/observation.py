@@ -5,8 +5,8 @@
 A script that knows nothing of Skep trains two models: mini-batches of a fraction of a millisecond
 (`small`), and of some milliseconds (`convolutions`). In each pair one run is a job of a live
 cluster and observed, the other is started directly with the same variables, except those of the
-observation; which comes first alternates. `added_percent` is the CPU time of a mini-batch, observed,
-against its neighbour: the median, and the interval in which it lies with 95 % probability
+observation; which comes first alternates. `added_percent` is the CPU time of a mini-batch,
+observed, against its neighbour: the median, and the interval in which it lies with 95 % probability
 (bootstrap, seed 0). `agent_percent` is the CPU time of the node's agent from submission to end,
 against that of the job; without a job the agent takes `agent_idle_percent` of one processor.
 """

@@ -1,7 +1,7 @@
 """A script that knows nothing of Skep: it measures its own mini-batches.
 
-plain_training.py MODEL SECONDS FILE: trains for SECONDS of CPU time after a warm-up, and writes what
-it used for that to FILE. MODEL is `small` (a mini-batch takes a fraction of a millisecond) or
+plain_training.py MODEL SECONDS FILE: trains for SECONDS of CPU time after a warm-up, and writes
+what it used for that to FILE. MODEL is `small` (a mini-batch takes a fraction of a millisecond) or
 `convolutions` (some milliseconds).
 """
 
@@ -37,7 +37,8 @@ def main() -> None:
     def train(steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     train(WARM_UP)

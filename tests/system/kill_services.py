@@ -13,7 +13,7 @@ once a file is there.
 
 In each case one process is killed, or all of Skep at once, and the gate is opened. Then the service
 has to be whole (as many ready replicas as wanted, all of the wanted revision, no further job), and
-an answer comes from each revision that may answer; or, stopped, it has to be over, with no job left.
+it has to answer; or, stopped, it has to be over, with no job left.
 A request may fail only by the codes of a gateway that cannot reach a replica. At the end the
 allocator's log is replayed: no invariant may break, and nothing may be left. Prints a row of JSON
 for each case. Exits 1 if anything was otherwise.

@@ -75,7 +75,7 @@ def test_a_new_allocator_begins_to_count_anew() -> None:
 @pytest.mark.parametrize("every", [59, "30s", "soon", 31_536_001, True])
 def test_a_time_that_cannot_be_is_refused(every: object) -> None:
     tree = {"name": "a", "vc": "lab", "command": "true", "checkpoint_every": every}
-    problems = parse_tree(tree)
+    problems: Any = parse_tree(tree)
     assert [each.path for each in problems] == ["$.checkpoint_every"]
 
 
