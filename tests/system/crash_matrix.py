@@ -5,10 +5,11 @@
 
 On an embedded cluster of two nodes PyTorch jobs are suspended, resumed, stored, moved and resized,
 one of them forked from warm processes. In each cell of the matrix one process is killed (SIGKILL),
-or all of Skep at once, or the job is cancelled, in one phase of one change; `tests/system/crashes/cells.py` says how a phase is reached,
-and what may come of it. Whatever dies, the request is answered once, the job goes on (or,
-cancelled, is gone), no step that was confirmed is lost, and its training is the same, to the last
-bit, as that of a run that was left alone (of a gang of several sizes: as double precision allows).
+or all of Skep at once, or the job is cancelled, in one phase of one change;
+`tests/system/crashes/cells.py` says how a phase is reached, and what may come of it. Whatever dies,
+the request is answered once, the job goes on (or, cancelled, is gone), no step that was confirmed
+is lost, and its training is the same, to the last bit, as that of a run that was left alone (of a
+gang of several sizes: as double precision allows).
 One JSON line for each cell, then the table. Exits 1 if anything was not as stated.
 """
 
