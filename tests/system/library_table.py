@@ -1,4 +1,4 @@
-"""The table of `tests.system.libraries` in Markdown: made from rows, read again, merged into a page.
+"""The table of `tests.system.libraries` in Markdown: made from rows, and merged into a page.
 
 Rows that are not played again stay in the page as they are, with what was said below of each cell
 that is not `yes`.

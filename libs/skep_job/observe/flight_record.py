@@ -1,4 +1,4 @@
-"""Keeps what torch's Flight Recorder has of a rank that makes no mini-batches, as a file of the job.
+"""Keeps what torch's Flight Recorder has of a rank that stands, as a file of the job.
 
     FOLDER/hang-a<attempt>-r<rank>.json      beside the job's checkpoints
 
