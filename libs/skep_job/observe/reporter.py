@@ -102,8 +102,7 @@ class Reporter:
         self._began_at = time.monotonic()
         self._silence_told = False
         self._apart: Apart | None = None
-        folder = os.environ.get("SKEP_CHECKPOINTS", "")
-        self._record = FlightRecord(folder, settings.attempt, settings.rank)
+        self._record = _flight_record(settings)
 
     def start(self) -> None:
         """Greet the agent, if it is there, and start the thread.
@@ -224,6 +223,7 @@ class Reporter:
             return False
         if settings != self._settings:
             self._control.begin_anew()
+            self._record = _flight_record(settings)
         self._settings, self._apart = settings, None
         self._retry_s = RETRY_MIN_S
         return True
@@ -382,6 +382,11 @@ class Reporter:
             **({"part": settings.part} if settings.part else {}),
             **fields,
         }
+
+
+def _flight_record(settings: Settings) -> FlightRecord:
+    folder = os.environ.get("SKEP_CHECKPOINTS", "")
+    return FlightRecord(folder, settings.attempt, settings.rank)
 
 
 def complain(text: str) -> None:

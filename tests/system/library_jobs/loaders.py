@@ -8,6 +8,7 @@ WebDataset           over tar files that are written here: read again up to the 
 from __future__ import annotations
 
 import io
+import random
 import sys
 import tarfile
 import tempfile
@@ -58,7 +59,7 @@ def tars(folder: Path) -> Any:
     """Return a loader of WebDataset, shuffled by shards and within them."""
     import webdataset
 
-    urls = [str(folder / f"{number}.tar") for number in range(4)]
+    urls = [str(folder / f"{number}.tar") for number in range(8)]
     for number, url in enumerate(urls):
         with tarfile.open(url, "w") as tar:
             for key, row in list(enumerate(inputs()))[number :: len(urls)]:
@@ -81,6 +82,7 @@ def _of_tars(rows: list[Any]) -> list[torch.Tensor]:
 def main() -> None:
     """Train."""
     torch.manual_seed(0)
+    random.seed(0)  # WebDataset takes its seed from it.
     folder = Path(tempfile.mkdtemp())
     name = sys.argv[1]
     loader = stateful() if name.startswith("Stateful") else None
