@@ -208,6 +208,12 @@ def test_a_webdataset_that_cannot_go_on_exactly_says_so(tmp_path: Path) -> None:
         counts = own_counts.counts_of(wds.WebLoader(data, batch_size=None))
         assert counts is not None
         assert counts.unsure == text
+    given = wds.WebDataset(urls, shardshuffle=4).shuffle(8, rng=random.Random(1))
+    for stay, text in ((True, own_counts.OUT_OF_REACH), (False, "")):
+        loader = wds.WebLoader(given, batch_size=None, num_workers=1, persistent_workers=stay)
+        counts = own_counts.counts_of(loader)
+        assert counts is not None
+        assert counts.unsure == text
 
 
 class Sized(IterableDataset[torch.Tensor]):

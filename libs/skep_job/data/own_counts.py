@@ -21,6 +21,10 @@ NO_SEED = (
     "a shuffle of this WebDataset has no seed: a job that goes on in the middle of a pass reads "
     "some samples of it twice and others not at all; give shuffle() a seed, or use wds.detshuffle"
 )
+OUT_OF_REACH = (
+    "a shuffle of this WebDataset has a generator in workers that stay: a job that goes on reads "
+    "other samples; use wds.detshuffle, or persistent_workers=False"
+)
 NOT_DETERMINISTIC = (
     "shards of this WebDataset are drawn anew by each process: a job that goes on in the middle of "
     "a pass reads others; use wds.ResampledShards(urls, deterministic=True)"
@@ -169,6 +173,8 @@ class _Stages:
         self._apart = keeping_workers(source) is not None
         self._passes = 0
         self.unsure = next((text for text in map(_unsure, self._stages) if text), "")
+        if self._apart and any("rng" in _stage(each, 0) for each in self._stages):
+            self.unsure = self.unsure or OUT_OF_REACH
 
     def begun(self) -> None:
         """Count a pass that begins."""
