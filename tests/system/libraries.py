@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.embedded import SKEP, Embedded, until
+from tests.system.library_table import CELLS, Row, key_of, merged, table
 
 HERE = Path(__file__).parent
 PLAIN, JOBS = HERE / "compat_jobs", HERE / "library_jobs"
 SLOW = str(JOBS / "slow.py")
-CELLS = ("seen", "suspend", "release", "checkpoint", "migrate", "resize", "recover")
 DEADLINE_S = 300.0
 EARLY = 4
 """Mini-batches after which a change is asked for: within the first epoch of every script."""
@@ -175,7 +175,7 @@ EXAMPLES = (
     _of(**HF, name="stream", counted=120),
     _of(**HF, name="t5", counted=120),
     _of(**HF, name="vit", counted=120),
-    _of(**{**HF, "name": "bert", "counted": 60, "workers": 2})._replace(name="bert, 2 ranks"),
+    _of(**HF, name="bert_ranks", counted=120, workers=2)._replace(name="bert, 2 ranks"),
     _of(**TRL, name="sft", counted=120),
     _of(**{**TRL, "library": "peft"}, name="lora", counted=120),
     _of(**TRL, name="dpo", counted=120),
@@ -194,7 +194,10 @@ EXAMPLES = (
     _of("ignite_engine", "pytorch-ignite", "Engine_as_it_is", 120, line=False),
     _of("deepspeed_loop", "deepspeed", "ZeRO_0", 120, env=DEEPSPEED, line=False),
     _of("deepspeed_loop", "deepspeed", "ZeRO_1", 120, env=DEEPSPEED, line=False),
-    _of("stateful_recipe", "torchdata", "recipe_five_lines", 120),
+    _of("stateful_recipe", "torchdata", "recipe_five_lines", 240),
+    _of("loaders", "torchdata", "StatefulDataLoader", 120),
+    _of("loaders", "mosaicml-streaming", "StreamingDataLoader", 120),
+    _of("loaders", "webdataset", "WebDataset", 120),
     *THIRD,
 )
 
@@ -449,32 +452,19 @@ def play(cluster: Embedded, base: Path, example: Example, python: str) -> dict[s
     return {"script": example.name, "library": example.library, **cells, "took_s": took}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows in Markdown; what is `no` is said below."""
-    lines = [f"| script | library | {' | '.join(CELLS)} |", "|---" * (2 + len(CELLS)) + "|"]
-    notes: list[str] = []
-    for row in rows:
-        words = []
-        for name in CELLS:
-            told = row.get(name, "no")
-            if told != "yes":
-                reason = told.removeprefix("no: ")
-                if reason not in notes:
-                    notes.append(reason)
-                told = f"no ({notes.index(reason) + 1})"
-            words.append(told)
-        lines.append(f"| {row['script']} | {row['library']} | {' | '.join(words)} |")
-    return "\n".join([*lines, "", *(f"{n}. {note}" for n, note in enumerate(notes, 1))])
-
-
-def printed(files: list[Path]) -> list[dict[str, Any]]:
-    """Return the rows that earlier runs printed, in the order of EXAMPLES; later files win."""
+def printed(files: list[Path]) -> list[Row]:
+    """Return the rows that earlier runs printed; later ones win."""
     lines = [line for each in files for line in each.read_text().splitlines()]
     rows = [json.loads(line) for line in lines if line.startswith('{"script"')]
-    rows = [row for row in rows if "seen" in row]
+    return list({key_of(row): row for row in rows if "seen" in row}.values())
+
+
+def put(page: Path | None, rows: list[Row]) -> None:
+    """Print the table, and put the rows into the table of a page, which keeps its others."""
     order = [(each.library, each.name) for each in EXAMPLES]
-    found = {(row["library"].partition(" ")[0], row["script"]): row for row in rows}
-    return [found[key] for key in order if key in found]
+    print(table(sorted(rows, key=lambda row: order.index(key_of(row)))))
+    if page is not None:
+        page.write_text(merged(page.read_text(), rows, order))
 
 
 def main() -> int:
@@ -485,23 +475,26 @@ def main() -> int:
     source.add_argument(
         "--printed", type=Path, nargs="+", help="files with rows that were printed: only the table"
     )
-    parser.add_argument("--only", default="", help="scripts with this in library and name")
-    parser.add_argument("--output", help="a file that the table is written to as well")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="scripts with one of these in library and name"
+    )
+    parser.add_argument("--page", type=Path, help="a page whose table takes the rows in")
     parser.add_argument("--third", type=Path, help="a folder with clones of scripts of others")
     options = parser.parse_args()
     if options.printed:
-        print(table(printed(options.printed)))
+        put(options.page, printed(options.printed))
         return 0
     names = sorted({each.library for each in EXAMPLES})
     has = json.loads(subprocess.check_output([options.python, "-c", HAS, *names], text=True))
-    rows, left_out = [], sorted(name for name in names if has[name] is None)
+    rows: list[Row] = []
+    left_out = sorted(name for name in names if has[name] is None)
     with tempfile.TemporaryDirectory() as folder:
         cluster = Embedded(Path(folder) / "home")
         cluster.up("--nodes", "2", "--gpus", "2", "--vc", "nlp=4", "--port", "0")
         try:
             for example in EXAMPLES:
                 title = f"{example.library} {example.name}"
-                if has[example.library] is None or options.only not in title:
+                if has[example.library] is None or not any(one in title for one in options.only):
                     continue
                 there = found(example, options.third, Path(folder), options.python)
                 if isinstance(there, str):
@@ -513,10 +506,7 @@ def main() -> int:
                 print(json.dumps(row), flush=True)
         finally:
             cluster.down()
-    text = table(rows)
-    print(text)
-    if options.output:
-        Path(options.output).write_text(text + "\n")
+    put(options.page, [row for row in rows if "seen" in row])
     failed = [row["script"] for row in rows if "error" in row]
     print(json.dumps({"scripts": len(rows), "failed": failed, "left out": left_out}))
     return 1 if failed else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from skep.perf.hang import NAMED_MAX, Blame, blame
 from skep.wire.standing import Hang, Standing
 from skep_job.observe import standstill
+from skep_job.observe.flight_record import FlightRecord
 
 WAITS = Standing(line="t.py:9 in step", collective="gloo:all_reduce", entered=6, waits=True)
 LOADS = Standing(line="t.py:4 in load", collective="gloo:all_reduce", entered=5)
@@ -55,6 +57,15 @@ LOADS = Standing(line="t.py:4 in load", collective="gloo:all_reduce", entered=5)
             ),
         ),
         ({0: LOADS}, Blame(Hang.ALONE, (0,), "it stands at t.py:4 in load")),
+        (
+            {0: msgspec.structs.replace(WAITS, record="/c/j1/hang-a00001-r0.json"), 1: None},
+            Blame(
+                Hang.MUTE,
+                (1,),
+                "rank 1 has not said where it stands: its process runs no Python; "
+                "recorded in /c/j1/hang-a00001-r0.json",
+            ),
+        ),
         ({0: LOADS, 1: LOADS}, None),
     ],
 )
@@ -113,7 +124,33 @@ def test_a_dump_of_another_form_says_nothing(dump: bytes, monkeypatch: pytest.Mo
     modules: Any = sys.modules
     monkeypatch.setitem(modules, "torch.distributed", Distributed)
     monkeypatch.setitem(modules, "torch._C._distributed_c10d", Distributed)
-    assert standstill._collective() == {}
+    assert standstill._collective(standstill._recorded()) == {}
+
+
+def test_what_torch_recorded_is_a_file_of_the_job(tmp_path: Path) -> None:
+    record, file = FlightRecord(str(tmp_path / "j1"), 1, 3), tmp_path / "j1/hang-a00001-r3.json"
+    for text, over, expected in (
+        ("", False, ""),  # No process group.
+        ("{}", False, "{}"),
+        ("[1]", False, "{}"),  # It still stands.
+        ("[2]", True, "[2]"),
+    ):
+        if over:
+            record.over()
+        record.keep(text)
+        record.wait()
+        assert (file.read_text() if record.path else "") == expected
+    assert record.path == str(file)
+    assert [each.name for each in (tmp_path / "j1").iterdir()] == [file.name]
+
+
+def test_a_record_that_cannot_be_written_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("", str(tmp_path / "file")):
+        record = FlightRecord(folder, 1, 0)
+        record.keep("{}")
+        record.wait()
+        assert record.path == ""
 
 
 def test_a_line_that_would_write_to_a_terminal_is_refused() -> None:

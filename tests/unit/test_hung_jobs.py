@@ -66,7 +66,7 @@ def test_a_gang_that_hangs_is_begun_again_and_the_fact_says_what_kept_it() -> No
     assert (stopping.why, stopping.detail) == (
         Reason.HUNG,
         "no mini-batch for 300 s: rank 1 has not entered collective 6 (gloo:all_reduce), in which "
-        "1 rank waits; at t.py:4 in load on node-2 (rank-behind)",
+        "1 rank waits; at t.py:4 in load (rank-behind, on node-2)",
     )
     stops = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, StopJob)]
     assert len(stops) == 2

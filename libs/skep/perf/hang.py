@@ -27,8 +27,13 @@ def blame(stands: Mapping[int, Standing | None]) -> Blame | None:
         stands: By rank, where it stands; None: it does not say.
     """
     known = {rank: each for rank, each in sorted(stands.items()) if each is not None}
-    if not known:
+    found = _blame(stands, known) if known else None
+    if found is None:
         return None
+    return found._replace(text=f"{found.text}{_record(found.ranks, known)}")
+
+
+def _blame(stands: Mapping[int, Standing | None], known: Mapping[int, Standing]) -> Blame | None:
     mute = [rank for rank in sorted(stands) if stands[rank] is None]
     most = max(each.entered for each in known.values())
     behind = [rank for rank, each in known.items() if each.entered < most]
@@ -57,6 +62,12 @@ def _ranks(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:NAMED_MAX]))
     more = "" if len(ranks) <= NAMED_MAX else f" and {len(ranks) - NAMED_MAX} more"
     return f"rank {named} has" if len(ranks) == 1 else f"ranks {named}{more} have"
+
+
+def _record(ranks: tuple[int, ...], known: Mapping[int, Standing]) -> str:
+    """Return where what torch recorded is: of a rank that keeps the others, if it has said so."""
+    order = sorted(known, key=lambda rank: (rank not in ranks, rank))
+    return next((f"; recorded in {known[rank].record}" for rank in order if known[rank].record), "")
 
 
 def _lines(known: Mapping[int, Standing]) -> str:

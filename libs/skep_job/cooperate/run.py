@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from skep_job.data.data_position import Feed, Generators
+from skep_job.data.own_counts import Known
 from skep_job.data.pass_counters import counter_around
 from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
@@ -147,6 +148,7 @@ class Run:
         self._pass = 0
         self._feed: Feed | None = None
         self._generators = Generators()
+        self._known = Known()
         self._by_step = False
         self._in_epochs = False
         self._in_batches = False
@@ -322,6 +324,7 @@ class Run:
             "feed": self._feed.position() if self._feed is not None else None,
             "by_step": self._by_step,
             "generators": self._generators.save(),
+            "known": self._known.save(),
             "steps": self._steps,
             "state": self.state,
             "beside": self._beside.take() if self._beside is not None else {},
@@ -348,6 +351,7 @@ class Run:
             self._aim = aim
             self._steps = aim["steps"]
             self._generators.load(aim["generators"])
+            self._known.load(aim.get("known", {}))
             self.state.clear()
             self.state.update(aim["state"])
             self._put_beside(aim, gradients=False)
@@ -391,10 +395,12 @@ class Run:
         alone = not self._in_epochs
         if alone:
             self._open_section()
-        aim = self._aim
+        aim, met = self._aim, None
         self._counted = True
         if self._under.active:
-            self._generators.meet(f"{self._section}.{self._pass}", source)
+            where = f"{self._section}.{self._pass}"
+            self._generators.meet(where, source)
+            met = self._known.meet(where, source)
         if aim is not None:
             there, here = (
                 (aim["section"], aim["epoch"], aim["pass"]),
@@ -408,7 +414,7 @@ class Run:
                 aim = self._landing = None
         saved = aim["feed"] if aim is not None else None
         self._aim = None
-        feed = self._feed = Feed(source, self._under.notice, saved)
+        feed = self._feed = Feed(source, self._under.notice, saved, met)
         self._in_batches = True
         try:
             if self._under.active:

@@ -3,17 +3,20 @@
 A pass over a map-style DataLoader continues by its sampler (`skep_job.data.samplers`). The
 order of samples is the same with workers; what workers draw for augmentation is not, since they
 begin anew. Loaders and datasets with `state_dict` and `load_state_dict` continue by these;
-sequences by their index; anything else is read again and thrown away, with a warning.
+sequences by their index; anything else is read again and thrown away, with a warning. What data
+sets of libraries count from pass to pass is kept too (`skep_job.data.own_counts`).
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from skep_job.data import samplers
+from skep_job.data.own_counts import Met, has_state, keeping_workers, streaming_state
 from skep_job.data.samplers import Plan
 from skep_job.state import random_state
 
@@ -70,13 +73,24 @@ class Generators:
 class Feed:
     """One pass over `source`, beginning at its first batch or where `saved` says."""
 
-    def __init__(self, source: Any, notice: Notice, saved: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        source: Any,
+        notice: Notice,
+        saved: dict[str, Any] | None = None,
+        met: Met | None = None,
+    ) -> None:
         self.source = source
-        self.consumed = 0 if saved is None else int(saved["consumed"])
+        self.consumed = self._skipped = 0 if saved is None else int(saved["consumed"])
         self._notice = notice
+        self._counts = met.counts if met is not None else None
+        # Whose workers began in an earlier process, with the draw of their seed.
+        self._seeded = keeping_workers(source) if met is not None and met.again else None
+        self._counted: Any = None  # before the pass
         self._loader = is_loader(source)
         self._generators = generators(source) if self._loader else []
-        self._stateful = _stateful(source, self._loader)
+        done: Callable[[], int] = lambda: self.consumed - self._skipped  # noqa: E731
+        self._stateful = streaming_state(source, done) or _stateful(source, self._loader)
         self._saved = saved
         self._begin: list[random_state.State] = []  # at the moments of skep_job.data.samplers
         self._by_sampler = self._loader and self._stateful is None and is_map_style(source)
@@ -90,6 +104,7 @@ class Feed:
             "now": [random_state.text(generator.get_state()) for generator in self._generators],
             "iteration": self._iteration if isinstance(self._iteration, int) else None,
             "own": self._stateful.state_dict() if self._stateful is not None else None,
+            "counted": self._counted,
         }
 
     def batches(
@@ -104,12 +119,9 @@ class Feed:
             arrived: Called when the pass is where it was, before anything is read for it.
         """
         saved = self._saved
+        self._take_counts(saved)
         if saved is None or now is None:
-            if self._by_sampler:
-                yield from samplers.batches(self.source, Plan(self._remember, 0, None))
-            else:
-                self._remember(0)
-                yield from self.source
+            yield from self._whole() if self._seeded is None else self._seeded_before(self._seeded)
             return
         self._begin = saved["begin"]
         self._recall(0)
@@ -124,19 +136,62 @@ class Feed:
 
         yield from self._rest(saved, arrive)
 
+    def _whole(self) -> Iterator[Any]:
+        if self._by_sampler:
+            yield from samplers.batches(self.source, Plan(self._remember, 0, None))
+        else:
+            self._remember(0)
+            yield from self.source
+
+    def _seeded_before(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader whose workers stay, without a draw for the workers."""
+        import torch
+
+        if self._stateful is self.source and is_map_style(self.source):
+            # It draws an order when its workers begin, too: they begin, and the pass begins anew.
+            before = random_state.capture(self._generators)
+            iter(self.source)
+            random_state.restore(before, self._generators)
+            yield from self._whole()
+            return
+        own, loader.generator = loader.generator, torch.Generator()
+        batches = self._whole()
+        try:
+            first = list(itertools.islice(batches, 1))
+        finally:
+            loader.generator = own
+        yield from first
+        yield from batches
+
+    def _take_counts(self, saved: dict[str, Any] | None) -> None:
+        """Have the data set count from where it did, and remember from where that is."""
+        counts = self._counts
+        if counts is None:
+            return
+        if saved is not None and saved.get("counted") is not None:
+            counts.put(saved["counted"])
+        if self._stateful is None:
+            self._counted = counts.take()
+        counts.begun()
+        if counts.unsure:
+            self._notice(counts.unsure)
+            counts.unsure = ""
+
     def _rest(self, saved: dict[str, Any], arrive: Callable[[], None]) -> Iterator[Any]:
         skip = self.consumed
         if self._stateful is not None and saved["own"] is not None:
+            self._tell_of_workers()
             self._stateful.load_state_dict(saved["own"])
+            if self._loader and inspect.isgeneratorfunction(type(self.source).__iter__):
+                # It makes its iterator, and draws for it, when the first batch is asked for.
+                plan = Plan(lambda _: None, 0, lambda _: arrive())
+                yield from samplers.batches(self.source, plan)
+                return
             iterator = iter(self.source)
             arrive()
             yield from iterator
         elif self._by_sampler:
-            if skip and self.source.num_workers:
-                self._notice(
-                    "the loader's workers draw random numbers anew: the samples come in the order "
-                    "they had, what is random in them (augmentation) is not what it would have been"
-                )
+            self._tell_of_workers()
             plan = Plan(self._recall, skip, lambda done: self._arrive(done, arrive))
             yield from samplers.batches(self.source, plan)
         elif not self._loader and _is_sequence(self.source):
@@ -152,6 +207,13 @@ class Feed:
             done = sum(1 for _ in itertools.islice(iterator, skip))
             self._arrive(done, arrive)
             yield from iterator
+
+    def _tell_of_workers(self) -> None:
+        if self.consumed and self._loader and self.source.num_workers:
+            self._notice(
+                "the loader's workers draw random numbers anew: the samples come in the order "
+                "they had, what is random in them (augmentation) is not what it would have been"
+            )
 
     def _remember(self, moment: int) -> None:
         del self._begin[moment:]
@@ -183,6 +245,9 @@ def is_map_style(loader: Any) -> bool:
 
 
 def _is_sequence(source: Any) -> bool:
+    module = sys.modules.get("torch.utils.data")
+    if module is not None and isinstance(source, module.IterableDataset):
+        return False  # It inherits an index that it has not.
     return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not _is_dict(source)
 
 
@@ -203,9 +268,7 @@ def _stateful(source: Any, loader: bool) -> Any:
 def _has_state(source: Any) -> bool:
     if getattr(source, "use_stateful_dataloader", True) is False:
         return False  # Accelerate's loaders have the methods in any case.
-    return callable(getattr(source, "state_dict", None)) and callable(
-        getattr(source, "load_state_dict", None)
-    )
+    return has_state(source)
 
 
 def generators(loader: Any) -> list[Any]:

@@ -40,6 +40,7 @@ from skep_job.link.descriptors import WakePipe
 from skep_job.link.orders import Control, describe
 from skep_job.link.settings import Settings
 from skep_job.observe.fingerprint import Fingerprint
+from skep_job.observe.flight_record import FlightRecord
 from skep_job.observe.step_counter import Count, Tally
 
 RETRY_MIN_S = 0.1
@@ -101,6 +102,7 @@ class Reporter:
         self._began_at = time.monotonic()
         self._silence_told = False
         self._apart: Apart | None = None
+        self._record = _flight_record(settings)
 
     def start(self) -> None:
         """Greet the agent, if it is there, and start the thread.
@@ -221,6 +223,7 @@ class Reporter:
             return False
         if settings != self._settings:
             self._control.begin_anew()
+            self._record = _flight_record(settings)
         self._settings, self._apart = settings, None
         self._retry_s = RETRY_MIN_S
         return True
@@ -363,10 +366,11 @@ class Reporter:
             return {}
         silent_ns = time.monotonic_ns() - count.last_step_ns
         if silent_ns < max(STANDS_NS, STANDS_STEPS * count.step_ns) or self._control.stands:
+            self._record.over()
             return {}
         from skep_job.observe.standstill import main_thread, standing
 
-        return {"stands": standing(main_thread()).told()}
+        return {"stands": standing(main_thread(), self._record).told()}
 
     def _message(self, kind: str, **fields: object) -> dict[str, object]:
         settings = self._settings
@@ -378,6 +382,11 @@ class Reporter:
             **({"part": settings.part} if settings.part else {}),
             **fields,
         }
+
+
+def _flight_record(settings: Settings) -> FlightRecord:
+    folder = os.environ.get("SKEP_CHECKPOINTS", "")
+    return FlightRecord(folder, settings.attempt, settings.rank)
 
 
 def complain(text: str) -> None:

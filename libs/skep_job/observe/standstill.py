@@ -11,9 +11,14 @@ import json
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from skep_job.observe.flight_record import FlightRecord
 
 CHARACTERS_MAX = 120
+RECORD_MAX = 400
+"""Characters of a path: a longer one is told by its last part."""
 FRAMES_MAX = 200
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/skep_job/", "<frozen")
 """In the paths of what is no script."""
@@ -30,23 +35,32 @@ class Standing(NamedTuple):
     """How many collectives of the first process group it entered."""
     waits: bool = False
     """Whether the latest is not over."""
+    record: str = ""
+    """The file with what torch recorded."""
 
     def told(self) -> dict[str, Any]:
         """Return what is sent."""
         return self._asdict()
 
 
-def standing(thread: int) -> Standing:
+def standing(thread: int, record: FlightRecord | None = None) -> Standing:
     """Return where a thread stands. Never raises.
 
     Args:
         thread: The identity of the thread that trains.
+        record: Keeps what torch's Flight Recorder has.
     """
     try:
         line = line_of(sys._current_frames().get(thread))
     except Exception:
         line = ""
-    return Standing(line)._replace(**_collective())
+    text = _recorded()
+    stands = Standing(line)._replace(**_collective(text))
+    if record is None:
+        return stands
+    record.keep(text)
+    path = record.path if len(record.path) <= RECORD_MAX else record.path.rpartition("/")[2]
+    return stands._replace(record=path if path.isprintable() else "")
 
 
 def main_thread() -> int:
@@ -82,15 +96,23 @@ def collective_of(dump: Any) -> dict[str, Any]:
     return {"collective": name, "entered": entered, "waits": over < entered}
 
 
-def _collective() -> dict[str, Any]:
+def _recorded() -> str:
+    """Return what the Flight Recorder has, as JSON; empty if there is none."""
     try:
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_initialized():
-            return {}
+            return ""
         recorder = sys.modules["torch._C._distributed_c10d"]
         text = recorder._dump_fr_trace_json()
-        return collective_of(json.loads(text))
-    except Exception:  # A torch without the recorder, or with another form of it.
+        return text.decode() if isinstance(text, bytes) else str(text)
+    except Exception:  # A torch without the recorder.
+        return ""
+
+
+def _collective(text: str) -> dict[str, Any]:
+    try:
+        return collective_of(json.loads(text)) if text else {}
+    except Exception:  # A recorder with another form.
         return {}
 
 

@@ -369,8 +369,8 @@ def describe_finding(finding: findings.Finding) -> Line | None:
 
 def hang_text(stalled: findings.Stalled) -> str:
     """Return what keeps a job that makes no mini-batches; empty if that is not known."""
-    on = f" on {', '.join(stalled.nodes)}" if stalled.nodes else ""
-    return f"{stalled.text}{on} ({stalled.code})" if stalled.text else ""
+    on = f", on {', '.join(stalled.nodes)}" if stalled.nodes else ""
+    return f"{stalled.text} ({stalled.code}{on})" if stalled.text else ""
 
 
 def describe_building(building: Building, node: str) -> Line:

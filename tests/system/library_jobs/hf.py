@@ -96,8 +96,8 @@ def main() -> None:
     name = sys.argv[1]
     skep = SkepCallback()
     trainer: Any
-    if name == "bert":
-        args = TrainingArguments(**options())
+    if name in {"bert", "bert_ranks"}:
+        args = TrainingArguments(**options(num_train_epochs=2 if name == "bert" else 4))
         trainer = Trainer(bert(), args, train_dataset=words(240), callbacks=[skep])
     elif name == "gpt2":
         args = TrainingArguments(

@@ -59,5 +59,5 @@ def _text(parts: dict[str, HungPart]) -> str:
     if found is None:
         return text
     nodes = dict.fromkeys(where[rank] for rank in found.ranks)
-    on = f" on {', '.join(nodes)}" if nodes else ""
-    return f"{text}: {found.text}{on} ({found.code})"
+    on = f", on {', '.join(nodes)}" if nodes else ""
+    return f"{text}: {found.text} ({found.code}{on})"
