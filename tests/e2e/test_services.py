@@ -94,6 +94,13 @@ def test_a_service_answers_through_a_lost_replica_an_update_and_its_drain(
     assert {answer.body["word"] for answer in calls.answers} == {"one", "two"}
     assert calls.answers[-1].body["word"] == "two"
 
+    # With none at times, all end when nothing is asked, and a request begins one and waits for it.
+    none = {"replicas": 0, "replicas_max": 2, "requests_per_s": 100, "idle": 3}
+    put(cluster, "PUT", f"/v1/services/{service}", spec("two", **none), 202)
+    until(lambda: show(cluster, service)["replicas"] == 0, "the idle time")
+    answer = cluster.ask("POST", f"{call}/sum", b"ab", who="vc-nlp")
+    assert (answer.status, answer.body) == (200, {"bytes": 2, "sum": 195})
+
     # What is open when it is stopped is answered.
     with Calls(cluster, f"{call}/slow?s=1"):
         put(cluster, "DELETE", f"/v1/services/{service}", {}, 202)

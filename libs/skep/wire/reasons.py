@@ -296,6 +296,8 @@ class Reason(StrEnum):
     OTHER_REVISION = "other-revision"
     FEWER_REPLICAS = "fewer-replicas"
     REQUEST_RATE = "request-rate"
+    REQUEST_WAITS = "request-waits"
+    SERVICE_IDLE = "service-idle"
     LATENCY = "latency"
 
     # What would start a job that waits.
@@ -657,6 +659,8 @@ TEXT: dict[Reason, str] = {
     Reason.OTHER_REVISION: "the service was updated, and the replica is of an earlier revision",
     Reason.FEWER_REPLICAS: "the service is to have fewer replicas",
     Reason.REQUEST_RATE: "so many requests a second need so many replicas",
+    Reason.REQUEST_WAITS: "a request waits, and the service has no replica",
+    Reason.SERVICE_IDLE: "nothing was asked of the service for its idle time",
     Reason.LATENCY: "requests take longer than the service allows",
     Reason.WITHOUT_ITS_PIN: "without the pinned cell that it asks for",
     Reason.WITHOUT_ITS_AFFINITY: "if its workers need not share a cell of that level",

@@ -34,13 +34,14 @@ class ServiceServed(Message, frozen=True):
 
     `requests` are those that came since the message before, also those that found no replica.
     `p95_ms` is the 95th percentile of the time to the head of the answer, over the last 30 s; 0:
-    nothing was asked.
+    nothing was asked. `waiting` requests wait for a replica.
     """
 
     service: ServiceName
     requests: Count
     p95_ms: Count
     replicas: Annotated[tuple[ReplicaServed, ...], Meta(max_length=LISTED_MAX)] = ()
+    waiting: Count = 0
 
 
 class Served(Message, frozen=True, tag="served"):

@@ -459,7 +459,8 @@ class SearchCancelled(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceRow(msgspec.Struct, kw_only=True):
     """A service without its replicas. `state` is `active`, `ending` or `over`.
 
-    `requests_per_s`, `p95_ms` and `open` are those of the gateway that answers.
+    `requests_per_s`, `p95_ms`, `open` and `waiting` are those of the gateway that answers; requests
+    that are `waiting` are `open` too.
     """
 
     service: str
@@ -482,6 +483,7 @@ class ServiceRow(msgspec.Struct, kw_only=True):
     requests_per_s: float
     p95_ms: int
     open: int
+    waiting: int
     url: str
 
 

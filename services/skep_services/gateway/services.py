@@ -219,6 +219,7 @@ class Services:
             "requests_per_s": round(load.rate(now), 3),
             "p95_ms": load.p95_ms(now),
             "open": load.open,
+            "waiting": load.waiting,
             "url": f"/v1/services/{spec.vc}.{spec.name}/http/",
         }
 

@@ -220,6 +220,9 @@ class Serving:
             return done
         if isinstance(asked, ScaleService):
             spec = service.spec
+            if spec.replicas and not asked.replicas:
+                text = f"{name} has at least one replica: give it `replicas: 0`, or stop it"
+                return _refused(name, "$.replicas", Reason.BAD_VALUE, text)
             if spec.replicas_max is not None and not spec.replicas <= asked.replicas <= spec.most:
                 text = f"{name} has {spec.replicas} to {spec.most} replicas, by how much is asked"
                 return _refused(name, "$.replicas", Reason.BAD_VALUE, text)
@@ -370,7 +373,7 @@ class Serving:
         """
         jobs = {}
         for service in self.services.values():
-            assert service.wanted >= 1, service.service
+            assert service.wanted >= min(1, service.spec.replicas), service.service
             for number, replica in service.replicas.items():
                 assert number == replica.number <= service.added, replica
                 assert replica.revision in service.specs, replica
