@@ -531,7 +531,8 @@ def test_requests_that_cannot_be_are_refused(request_: dict[str, Any], reason: R
         ),
         (
             {"latency_ms": 5},
-            "$.latency_ms: `latency_ms` asks for more replicas, and `replicas_max` allows none",
+            "$.latency_ms: `latency_ms` asks for more replicas, which `replicas_max` allows, or "
+            "bounds what sharing a GPU costs",
         ),
         (
             {"health": "no path"},

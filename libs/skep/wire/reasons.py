@@ -253,6 +253,7 @@ class Reason(StrEnum):
     NOT_MEASURED = "not-measured"
     TRIAL_GAINS = "trial-gains"
     TRIAL_LOSES = "trial-loses"
+    LATENCY_ABOVE = "latency-above"
     TRIAL_STAYS = "trial-stays"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
@@ -622,6 +623,7 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_MEASURED: "it is not known how fast one of the jobs is on GPUs of its own",
     Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
+    Reason.LATENCY_ABOVE: "requests to the replica beside it took longer than its service allows",
     Reason.TRIAL_STAYS: "it was tried, and is not worth it, but there is no way back any more",
     Reason.PROBING: "its speed with another number of workers is being measured",
     Reason.PROBED: "its speed with another number of workers was measured: it has its own again",

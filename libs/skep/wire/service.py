@@ -73,7 +73,8 @@ class ServiceSpec(_Part, frozen=True):
     `health` is answered with a status below 400, or, without a path, while the port takes
     connections. There are `replicas` of them. With `replicas_max` there are as many as requests
     need, up to so many: each is to answer `requests_per_s`, and one more is begun while the 95th
-    percentile of the latency is above `latency_ms`. A replica that is not ready within `start`, or
+    percentile of the latency is above `latency_ms`. Jobs that share a GPU with a replica whose own
+    is above that leave it. A replica that is not ready within `start`, or
     that was ready and is not for `unhealthy`, is replaced. One that is to go gets no more requests,
     and ends when it has answered those it has, or after `drain`. An update begins `surge` replicas
     beside the others; with 0 it ends one first. With 0 `replicas` all end once nothing was asked
@@ -257,12 +258,13 @@ def _scale(spec: ServiceSpec, path: str) -> Iterator[Problem]:
             text="the number of replicas follows requests by `replicas_max` and `requests_per_s`",
             suggestion="give both, or neither",
         )
-    if spec.latency_ms is not None and most is None:
+    if spec.latency_ms is not None and most is None and not spec.job.resources.share:
         yield Problem(
             path=f"{path}.latency_ms",
             reason=Reason.BAD_VALUE,
-            text="`latency_ms` asks for more replicas, and `replicas_max` allows none",
-            suggestion="give `replicas_max` and `requests_per_s`, or leave it out",
+            text="`latency_ms` asks for more replicas, which `replicas_max` allows, or bounds what "
+            "sharing a GPU costs",
+            suggestion="give `replicas_max` and `requests_per_s`, or a share of a GPU",
         )
 
 

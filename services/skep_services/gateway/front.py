@@ -99,6 +99,25 @@ NOT_ANSWERED = HOP_BY_HOP | {
 SANDBOX = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
+class Answers(msgspec.Struct):
+    """The latest answers of a replica, and how many of them were late."""
+
+    taken: deque[tuple[float, bool]] = msgspec.field(default_factory=deque)
+    late: int = 0
+
+    def take(self, now: float, *, late: bool) -> None:
+        """Note an answer."""
+        self.taken.append((now, late))
+        self.late += late
+        self.lately(now)
+
+    def lately(self, now: float) -> tuple[int, int]:
+        """Return how many requests were answered in the window, and how many of them late."""
+        while self.taken and (self.taken[0][0] < now - WINDOW_S or len(self.taken) > LATENCIES_MAX):
+            self.late -= self.taken.popleft()[1]
+        return len(self.taken), self.late
+
+
 class Point(msgspec.Struct):
     """Where a replica answers, in one attempt of its job, and how it does."""
 
@@ -117,6 +136,9 @@ class Point(msgspec.Struct):
     asked_at: float = 0.0
     asking: bool = False
     draining: bool = False
+    bound_s: float = 0.0
+    """What an answer may take, to its head; 0: nothing is said of it."""
+    answers: Answers = msgspec.field(default_factory=Answers)
 
 
 class Load(msgspec.Struct):
@@ -212,6 +234,9 @@ class Front:
             for replica in service.replicas.values():
                 point = self._point(service, replica)
                 if point is not None:
+                    bound_s = (service.spec.latency_ms or 0) / 1000
+                    if bound_s != point.bound_s:
+                        point.bound_s, point.answers = bound_s, Answers()
                     found[service.service, replica.number] = point
         self.points = found
         for name in [name for name in self.loads if name not in self._view.services]:
@@ -295,6 +320,8 @@ class Front:
                     health=point.health,
                     draining=point.draining,
                     open=point.open,
+                    answered=(lately := point.answers.lately(now))[0],
+                    late=lately[1],
                 )
                 for point in map(self.points.get, ((name, one) for one in service.replicas))
                 if point is not None
@@ -463,6 +490,8 @@ class Front:
             raise ApiError(502, "replica-failed", text) from None
         now = time.monotonic()
         load.latencies.append((now, now - began))
+        if point.bound_s:
+            point.answers.take(now, late=now - began > point.bound_s)
         async with given:
             return await _answer(request, given)
 

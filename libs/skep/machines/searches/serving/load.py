@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from skep.machines.searches.serving.state import Service
+from skep.machines.searches.serving.state import Replica, Service
 from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.served import ServiceServed
@@ -23,7 +23,27 @@ HEARD = seconds(5.0)
 KEPT_MAX = 4096
 """Messages that are kept of a service: those of eight gateways in a window are 240."""
 
+ANSWERS_MIN = 40
+"""Answers of a replica from which on it is judged how many of them were late."""
+CHANCE_SQUARED_PERCENT = 541
+"""By how many standard deviations (2.326: one in a hundred by chance) late answers must be more
+than they may be, squared, in hundredths."""
+
 assert SURE < WINDOW < DOWN
+
+
+def too_late(answered: int, late: int) -> bool:
+    """Return whether the 95th percentile of latency is above its bound, and that is no chance.
+
+    That is: more than one in 20 was late, by more than the spread of so many draws.
+
+    Args:
+        answered: Requests that were answered.
+        late: How many of them took longer than the bound.
+    """
+    over = 20 * late - answered
+    sure = 100 * over * over > CHANCE_SQUARED_PERCENT * 19 * answered
+    return answered >= ANSWERS_MIN and over > 0 and sure
 
 
 class Load:
@@ -66,6 +86,16 @@ class Load:
     def p95_ms(self, now: Instant) -> int:
         """Return the highest 95th percentile of latency that a gateway sees."""
         return max((said.p95_ms for said in self.present(now)), default=0)
+
+    def late(self, replica: Replica, now: Instant) -> tuple[int, int]:
+        """Return how many requests a replica answered at all gateways, and how many late."""
+        found = [
+            one
+            for said in self.present(now)
+            for one in said.replicas
+            if (one.replica, one.attempt) == (replica.number, replica.attempt)
+        ]
+        return sum(one.answered for one in found), sum(one.late for one in found)
 
     def scales(self, service: Service, now: Instant) -> ServiceScaled | None:
         """Return that a service is to have another number of replicas, or None."""
