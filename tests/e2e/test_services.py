@@ -106,3 +106,30 @@ def test_a_service_answers_through_a_lost_replica_an_update_and_its_drain(
         put(cluster, "DELETE", f"/v1/services/{service}", {}, 202)
     over = show(cluster, service, "?wait=over")
     assert (over["state"], over["why"]) == ("over", "cancelled")
+
+
+def test_a_job_that_trains_leaves_a_replica_whose_requests_take_too_long(cluster: Embedded) -> None:
+    """Real processes share a GPU by a share of it each; latency is that of real requests."""
+    part = {"resources": {"gpus": 0.5}}
+    job = {**spec()["job"], **part}
+    asked = spec(name="bounded", job=job, replicas=1, latency_ms=100)
+    service = put(cluster, "POST", "/v1/services", asked, 201)["service"]
+    (row,) = whole(cluster, service)["rows"]
+    trains = {"name": "beside", "vc": "nlp", "command": "sleep 600", **part}
+    beside = put(cluster, "POST", "/v1/jobs", trains, 201)["job"]
+
+    def shown(job: str) -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get(f"/v1/jobs/{job}")
+        return found
+
+    until(lambda: shown(beside)["beside"] == [row["job"]], f"{beside} beside {row['job']}")
+    with Calls(cluster, "/v1/services/nlp.bounded/http/slow?s=0.3") as calls:
+        until(lambda: row["job"] not in shown(beside)["beside"], f"{beside} to leave")
+    assert {answer.status for answer in calls.answers} == {200}
+    assert show(cluster, service)["rows"][0]["job"] == row["job"]
+    for name in (beside, row["job"]):
+        why = cluster.get(f"/v1/jobs/{name}/why")
+        assert "latency-above" in [each["reason"] for each in why["reasons"]], why
+    put(cluster, "DELETE", f"/v1/jobs/{beside}", {}, 202)
+    put(cluster, "DELETE", f"/v1/services/{service}", {}, 202)
+    assert show(cluster, service, "?wait=over")["state"] == "over"

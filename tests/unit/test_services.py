@@ -17,7 +17,7 @@ from skep.wire.codec import Facts, encode
 from skep.wire.facts import Admitted, End, JobEnded, JobQueued, JobRan, JobRequeued, Refused
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest, SearchVerdict
-from skep.wire.served import ReplicaServed, Served, ServiceServed
+from skep.wire.served import ReplicaLate, ReplicaServed, Served, ServiceServed
 from skep.wire.service import ServiceSpec, parse_service_tree
 from skep.wire.service_facts import ReplicaDraining, ReplicaOver, ServiceOver, ServiceScaled
 from skep.wire.spec import JobSpec, Problem
@@ -58,6 +58,8 @@ class World:
         self.p95_ms = 5
         self.waiting = 0
         """Requests that wait for a replica."""
+        self.answers: dict[int, tuple[int, int]] = {}
+        """By replica: the answers of the window, and how many of them were late."""
         self.refuse: Reason | None = None
         self.gpus = 100
         self.running: set[str] = set()
@@ -137,7 +139,7 @@ class World:
             if wake is not None and wake <= self.driver.now:
                 self.event(Tick())
 
-    def gateway(self) -> None:
+    def gateway(self) -> list[Any]:
         services = []
         for service in self.driver.machine.serving.services.values():
             rows = tuple(
@@ -147,6 +149,8 @@ class World:
                     health="unready" if each.number in self.sick else "ready",
                     draining=not each.serving,
                     open=self.open.get(each.number, 0),
+                    answered=self.answers.get(each.number, (0, 0))[0],
+                    late=self.answers.get(each.number, (0, 0))[1],
                 )
                 for each in service.replicas.values()
                 if each.job in self.running
@@ -160,7 +164,7 @@ class World:
                     replicas=rows,
                 )
             )
-        self.event(Served(gateway="gateway", at=self.driver.now, services=tuple(services)))
+        return self.event(Served(gateway="gateway", at=self.driver.now, services=tuple(services)))
 
     def ready(self) -> list[int]:
         return [one.number for one in self.service.replicas.values() if one.ready]
@@ -440,6 +444,36 @@ def test_what_several_gateways_pass_on_adds_up() -> None:
         world.event(Served(gateway="other", at=world.driver.now, services=(said,)))
     assert world.service.wanted == 2
     assert world.of(ServiceScaled)[-1].rate_milli in range(10_000, 20_001)
+
+
+def test_the_allocator_learns_which_replica_is_late_at_all_gateways_together() -> None:
+    job = {"command": "serve", "resources": {"gpus": 0.5}}
+    world = begun(replicas=2, latency_ms=100, job=job)
+    world.answers = {1: (60, 6), 2: (60, 3)}
+    assert said_late(world, other=(0, 0)) == []
+    (late,) = said_late(world, other=(60, 6))
+    assert (late.job, late.attempt) == (world.service.replicas[1].job, 1)
+    assert (late.bound_ms, late.answered, late.late) == (100, 120, 12)
+    # An earlier attempt says nothing of this one, and without a bound nothing is said.
+    assert said_late(world, other=(60, 60), attempt=0) == []
+    world.ask(do="update", service="v1", spec=tree(job=job))
+    assert said_late(world, other=(60, 60)) == []
+
+
+def said_late(world: World, other: tuple[int, int], attempt: int = 1) -> list[ReplicaLate]:
+    """Return what is said in a second in which another gateway found this of replica 1."""
+    world.driver.now = Instant(world.driver.now + EVERY)
+    rows = ReplicaServed(
+        replica=1, attempt=attempt, health="ready", answered=other[0], late=other[1]
+    )
+    of = ServiceServed(service="v1", requests=0, p95_ms=5, replicas=(rows,))
+    effects = world.event(Served(gateway="other", at=world.driver.now, services=(of,)))
+    effects += world.gateway()
+    return [
+        each.message
+        for each in effects
+        if isinstance(each, Send) and isinstance(each.message, ReplicaLate)
+    ]
 
 
 def test_stopping_drains_every_replica_and_ends_once() -> None:
