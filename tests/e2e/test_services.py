@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.embedded import Embedded, until
+from skep.wire import subjects
+from skep_services.adapters.nats_access import SERVICES_ACCOUNT, service_users
+from skep_services.adapters.nats_link import Link, LinkOptions
+from skep_services.adapters.nats_server import free_port
+from skep_services.ports import RefusedError
+from skep_services.supervisor.table import nats_config_path, tokens_path
+from tests.support.embedded import DIRECT, Embedded, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -133,3 +146,141 @@ def test_a_job_that_trains_leaves_a_replica_whose_requests_take_too_long(cluster
     put(cluster, "DELETE", f"/v1/jobs/{beside}", {}, 202)
     put(cluster, "DELETE", f"/v1/services/{service}", {}, 202)
     assert show(cluster, service, "?wait=over")["state"] == "over"
+
+
+class SecondGateway:
+    """A gateway beside that of an embedded cluster, with an identity of its own on the bus."""
+
+    NAME = "gateway-2"
+
+    def __init__(self, cluster: Embedded, state: Path) -> None:
+        about, home = cluster.about, str(cluster.home)
+        self._token = about["gateway"]["tokens"]["vc-nlp"]
+        password = "second" * 8
+        grants = next(user.grants for user in service_users(2) if user.name == self.NAME)
+        permissions = {
+            "publish": {"allow": list(grants.publish)},
+            "subscribe": {"allow": list(grants.subscribe)},
+        }
+        user = {"user": self.NAME, "password": password, "permissions": permissions}
+        path = Path(nats_config_path(home))
+        text, mark = path.read_text(), '"users": ['
+        at = text.index(mark, text.index(SERVICES_ACCOUNT)) + len(mark)
+        path.write_text(f"{text[:at]}{json.dumps(user)}, {text[at:]}")
+        os.kill(cluster.entry("nats")["pid"], signal.SIGHUP)
+        self.port = free_port()
+        environment = {
+            **cluster.environment,
+            "SKEP_NATS_URL": about["nats"]["url"],
+            "SKEP_NATS_USER": self.NAME,
+            "SKEP_NATS_PASSWORD": password,
+            "SKEP_STATE": str(state),
+            "SKEP_LISTEN": f"127.0.0.1:{self.port}",
+            "SKEP_TOKENS": tokens_path(home),
+        }
+        command = [sys.executable, "-m", "skep_services.gateway"]
+        state.mkdir()
+        with open(state / "log", "wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        """Return status and JSON of an answer.
+
+        Raises:
+            OSError: There is none.
+        """
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=body, method=method
+        )
+        request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with DIRECT.open(request, timeout=60) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def knows(self, service: str) -> bool:
+        try:
+            return self.ask("GET", f"/v1/services/{service}")[0] == 200
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_two_gateways_serve_a_service_and_one_that_dies_loses_its_requests_alone(
+    cluster: Embedded, tmp_path: Path
+) -> None:
+    none = {"replicas": 0, "replicas_max": 2, "requests_per_s": 100, "idle": 2}
+    service = put(cluster, "POST", "/v1/services", spec(name="both", **none), 201)["service"]
+    second, call = SecondGateway(cluster, tmp_path / "second"), "/v1/services/nlp.both/http"
+    try:
+        until(lambda: second.knows(service), "the second gateway")
+        # What waits at either begins a replica, and both send to it.
+        assert second.ask("POST", f"{call}/sum", b"ab") == (200, {"bytes": 2, "sum": 195})
+        assert put(cluster, "POST", f"{call}/sum", "ab", 200) == {"bytes": 4, "sum": 263}
+        with ThreadPoolExecutor(2) as pool:
+            theirs = pool.submit(second.ask, "GET", f"{call}/slow?s=30")
+            until(lambda: second.ask("GET", f"/v1/services/{service}")[1]["open"], "one open")
+            # Longer than the idle time: that one is open at the other gateway keeps the replica.
+            ours = pool.submit(cluster.ask, "GET", f"{call}/slow?s=6", who="vc-nlp")
+            assert ours.result().status == 200
+            assert show(cluster, service)["ready"] == 1
+            ours = pool.submit(cluster.ask, "GET", f"{call}/slow?s=3", who="vc-nlp")
+            until(lambda: show(cluster, service)["open"], "another open")
+            second.kill()
+            with pytest.raises(OSError, match=r".*"):
+                theirs.result()
+            assert ours.result().status == 200
+        # A gateway that is not heard keeps nothing.
+        until(lambda: show(cluster, service)["replicas"] == 0, "the idle time")
+    finally:
+        second.kill()
+    put(cluster, "DELETE", f"/v1/services/{service}", {}, 202)
+    assert show(cluster, service, "?wait=over")["state"] == "over"
+
+
+def test_an_upgrade_gives_a_bus_of_an_earlier_version_the_rights_of_services(
+    cluster: Embedded,
+) -> None:
+    path = Path(nats_config_path(str(cluster.home)))
+    text = path.read_text()
+    for subject in (subjects.served("gateway"), subjects.SERVED, subjects.LATE):
+        assert f'"{subject}"' in text
+        text = text.replace(f'"{subject}"', '"skep.v1.nothing"')
+    path.write_text(text)
+    os.kill(cluster.entry("nats")["pid"], signal.SIGHUP)
+    rights = {"gateway": subjects.served("gateway"), "searches": subjects.LATE}
+    until(lambda: not any(may_say(cluster, *one) for one in rights.items()), "the old rights")
+    cluster.skep("upgrade")
+    for identity, subject in rights.items():
+        assert may_say(cluster, identity, subject)
+    for name in ("searches", "allocator"):  # Services are begun anew after it.
+        pid = cluster.entry(name)["pid"]
+        cluster.kill(name)
+        cluster.wait_back(name, pid)
+    service = put(cluster, "POST", "/v1/services", spec(name="after"), 201)["service"]
+    whole(cluster, service)
+    put(cluster, "DELETE", f"/v1/services/{service}", {}, 202)
+
+
+def may_say(cluster: Embedded, identity: str, subject: str) -> bool:
+    """Return whether the bus takes a message of an identity on a subject."""
+
+    async def ask() -> bool:
+        nats = cluster.about["nats"]
+        options = LinkOptions(
+            servers=(nats["url"],), identity=identity, password=nats["users"][identity]
+        )
+        link = await Link.connect(options, on_fatal=lambda _: None)
+        try:
+            await link.call(subject, b"{}", {}, 0.5)
+        except RefusedError:
+            return False
+        finally:
+            await link.close()
+        return True
+
+    return asyncio.run(ask())

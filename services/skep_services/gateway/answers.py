@@ -460,8 +460,8 @@ class ServiceRow(msgspec.Struct, kw_only=True):
     """A service without its replicas. `state` is `active`, `ending` or `over`.
 
     `requests_per_s`, `p95_ms`, `open` and `waiting` are those of the gateway that answers; requests
-    that are `waiting` are `open` too. `seq` is the place of the latest fact about the service in its
-    log: it is another one once anything has changed.
+    that are `waiting` are `open` too. `seq` is the place of the latest fact about the service in
+    its log: it is another one once anything has changed.
     """
 
     service: str

@@ -32,7 +32,9 @@ def heard(tx: Transaction, event: ReplicaLate, now: Instant) -> None:
         now: The time of the decision.
     """
     replica = tx.state.jobs.get(event.job)
-    if replica is None or replica.attempt != event.attempt or replica.state is not State.RUNNING:
+    if replica is None or replica.attempt != event.attempt or not event.late:
+        return
+    if replica.state is not State.RUNNING:
         return
     names = sharing.partners(tx.state, replica.live, (replica.job, replica.attempt))
     others = [tx.state.jobs[name] for name, _ in names]
@@ -47,7 +49,7 @@ def heard(tx: Transaction, event: ReplicaLate, now: Instant) -> None:
     if now < after(together, WINDOW):
         return
     leaves = max(may_leave, key=lambda job: (job.since, job.sequence))
-    part = 100 * event.late / max(1, event.answered)
+    part = 100 * event.late / max(event.late, event.answered)
     detail = (
         f"{part:.0f} % of {event.answered} requests to {replica.job} took longer than "
         f"{event.bound_ms} ms beside {leaves.job}, and 5 % may"
