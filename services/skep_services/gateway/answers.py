@@ -461,7 +461,8 @@ class ServiceRow(msgspec.Struct, kw_only=True):
 
     `requests_per_s`, `p95_ms`, `open` and `waiting` are those of the gateway that answers; requests
     that are `waiting` are `open` too. `seq` is the place of the latest fact about the service in
-    its log: it is another one once anything has changed.
+    its log: it is another one once anything has changed. `target_per_s` is what one replica is to
+    answer, `latency_ms` what 95 % of the requests may take.
     """
 
     service: str
@@ -485,6 +486,8 @@ class ServiceRow(msgspec.Struct, kw_only=True):
     failures: int
     requests_per_s: float
     p95_ms: int
+    target_per_s: int | None
+    latency_ms: int | None
     open: int
     waiting: int
     url: str

@@ -226,6 +226,8 @@ class Services:
             "failures": service.failures,
             "requests_per_s": round(load.rate(now), 3),
             "p95_ms": load.p95_ms(now),
+            "target_per_s": spec.requests_per_s,
+            "latency_ms": spec.latency_ms,
             "open": load.open,
             "waiting": load.waiting,
             "url": f"/v1/services/{spec.vc}.{spec.name}/http/",
