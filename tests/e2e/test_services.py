@@ -213,7 +213,7 @@ class SecondGateway:
 def test_two_gateways_serve_a_service_and_one_that_dies_loses_its_requests_alone(
     cluster: Embedded, tmp_path: Path
 ) -> None:
-    none = {"replicas": 0, "replicas_max": 2, "requests_per_s": 100, "idle": 2}
+    none: dict[str, Any] = {"replicas": 0, "replicas_max": 2, "requests_per_s": 100, "idle": 2}
     service = put(cluster, "POST", "/v1/services", spec(name="both", **none), 201)["service"]
     second, call = SecondGateway(cluster, tmp_path / "second"), "/v1/services/nlp.both/http"
     try:

@@ -50,7 +50,9 @@ def main() -> int:
     """Play; return 1 if a request was not answered."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.first_requests")
     parser.add_argument("--times", type=int, default=5, help="how often")
-    parser.add_argument("--requests", type=int, default=10, help="at once")
+    parser.add_argument(
+        "--requests", type=int, default=5, help="at once: http.server has a backlog of 5"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cluster = Embedded(Path(folder) / "home")
