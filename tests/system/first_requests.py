@@ -1,4 +1,4 @@
-"""What a request takes that a service begins a replica for: `python -m tests.system.first_requests`.
+"""Requests that begin a replica of a service: `python -m tests.system.first_requests`.
 
 A live cluster has a service with `replicas: 0`. Again and again nothing is asked until it has no
 replica, and then several requests at once, all of which have to be answered. Prints a JSON object
