@@ -29,7 +29,7 @@ from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search import SearchSpec
 from skep.wire.search_facts import Request, SearchFact, SearchVerdict
-from skep.wire.served import Served
+from skep.wire.served import ReplicaLate, Served
 from skep.wire.service import ServiceSpec
 from skep.wire.service_facts import ServiceWish
 from skep.wire.spec import NOT_BUILT, JobSpec
@@ -59,6 +59,7 @@ UNIONS: dict[str, Any] = {
     "allocator-facts": facts.AllocatorFact,
     "search-facts": SearchFact,
     "served": Served,
+    "late": ReplicaLate,
     "profile-facts": AdvisorFact,
     "access-requests": access.Wish,
     "access": access.AskAccess | access.AccessAnswer,
@@ -218,6 +219,7 @@ CHANNELS: tuple[tuple[str, str, str, str, str], ...] = (
         "",
         "What a gateway finds of services, every second.",
     ),
+    ("late", subjects.LATE, "late", "", "A replica whose requests take too long."),
     ("advice", subjects.ADVICE_QUEUE, "advice", "", "How the advisor would order the queue."),
     ("trials", subjects.TRIALS_OPEN, "trials", "", "What is tried and has to be judged."),
     ("outlook", subjects.ADVICE_OUTLOOK, "advice", "", "How jobs go, and how families scale."),

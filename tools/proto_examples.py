@@ -52,7 +52,7 @@ from tools.proto_access import ACCESS_FACTS, ASKED, WISHES
 from tools.proto_notices import NOTIFIER_FACTS
 from tools.proto_promises import PROMISE_FACTS
 from tools.proto_search import SEARCH_FACTS, SEARCH_VERDICTS
-from tools.proto_services import SERVED, SERVICE_FACTS
+from tools.proto_services import LATE, SERVED, SERVICE_FACTS
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AT = Instant(1_760_000_000_000_000_000)
@@ -968,6 +968,7 @@ GROUPS: dict[str, tuple[msgspec.Struct, ...]] = {
     "allocator-facts": ALLOCATOR_FACTS,
     "search-facts": (*SEARCH_FACTS, *SERVICE_FACTS),
     "served": SERVED,
+    "late": LATE,
     "profile-facts": PROFILE_FACTS,
     "access-requests": WISHES,
     "access": ASKED,

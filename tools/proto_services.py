@@ -7,7 +7,7 @@ import msgspec
 from skep.units import Instant
 from skep.wire import service_facts as facts
 from skep.wire.reasons import Reason
-from skep.wire.served import ReplicaServed, Served, ServiceServed
+from skep.wire.served import ReplicaLate, ReplicaServed, Served, ServiceServed
 from skep.wire.service import ServiceSpec
 from skep.wire.spec import JobSpec, Problem, Resources
 
@@ -48,12 +48,18 @@ SERVED: tuple[msgspec.Struct, ...] = (
                 requests=41,
                 p95_ms=380,
                 replicas=(
-                    ReplicaServed(replica=3, attempt=1, health="ready", open=7),
+                    ReplicaServed(
+                        replica=3, attempt=1, health="ready", open=7, answered=410, late=33
+                    ),
                     ReplicaServed(replica=1, attempt=1, health="ready", draining=True, open=2),
                 ),
             ),
         ),
     ),
+)
+
+LATE: tuple[msgspec.Struct, ...] = (
+    ReplicaLate(job="j22", attempt=1, at=AT, bound_ms=400, answered=410, late=33),
 )
 
 SERVICE_FACTS: tuple[msgspec.Struct, ...] = (

@@ -6,6 +6,7 @@ It is reached as `skep.Client` and `skep.AsyncClient`, too. The types of specs a
 from __future__ import annotations
 
 from skep.wire.search import SearchSpec
+from skep.wire.service import ServiceSpec
 from skep.wire.spec import JobSpec
 from skep_client.alerts import Alert
 from skep_client.async_client import AsyncClient
@@ -47,6 +48,7 @@ __all__ = [
     "NotInTimeError",
     "RefusedError",
     "SearchSpec",
+    "ServiceSpec",
     "SessionError",
     "SkepError",
     "TooManyError",

@@ -26,6 +26,7 @@ from skep.wire.changes import (
     AskUnpack,
 )
 from skep.wire.search import SearchSpec
+from skep.wire.service import ServiceSpec
 from skep_client import calls, sessions, steps, transfers
 from skep_client.alerts import Alert, alerts_of
 from skep_client.calls import Call, JobLike, Spec
@@ -78,6 +79,9 @@ from skep_services.gateway.answers import (
     SearchCancelled,
     SearchDetail,
     SearchRow,
+    ServiceDetail,
+    ServiceRow,
+    ServiceTaken,
     StateList,
     Submitted,
     Trace,
@@ -499,6 +503,51 @@ class AsyncClient:
     async def promote_trial(self, search: str, trial: int) -> TrialTold:
         """Put a trial among the others of its search again."""
         return await self._call(calls.rank_trial(search, trial, "promote"))
+
+    # --- services --------------------------------------------------------------------------------
+
+    async def serve(
+        self, spec: ServiceSpec | Mapping[str, Any], *, key: str | None = None
+    ) -> ServiceTaken:
+        """Begin a service; the same `key` begins the same service."""
+        return await self._run(transfers.served(spec, key, self._vc))
+
+    async def services(self, state: str = "active", *, vc: str | None = None) -> list[ServiceRow]:
+        """Return services without their replicas: `active`, `over` or `all` ones."""
+        return (await self._call(calls.services(state=state, vc=vc))).services
+
+    async def service(self, service: str) -> ServiceDetail:
+        """Return a service with its replicas, by its id or as `VC.NAME`."""
+        return await self._call(calls.service(service))
+
+    async def wait_service(
+        self,
+        service: str,
+        *,
+        until: Literal["ready", "over"] = "ready",
+        timeout_s: float | None = None,
+    ) -> ServiceDetail:
+        """Return a service once all replicas are ready and as its spec says, or it is over."""
+        return await self._run(steps.service_reached(service, until, timeout_s))
+
+    async def watch_service(self, service: str) -> AsyncIterator[ServiceDetail]:
+        """Yield a service as it is, and as it is after every change, until it is over."""
+        async for each in self._stream(steps.service_watched(service)):
+            yield each
+
+    async def update_service(
+        self, service: str, spec: ServiceSpec | Mapping[str, Any]
+    ) -> ServiceTaken:
+        """Have a service be as a spec says, one replica after another."""
+        return await self._run(transfers.served(spec, None, self._vc, service))
+
+    async def scale_service(self, service: str, replicas: int) -> ServiceTaken:
+        """Have a service have so many replicas."""
+        return await self._call(calls.scale_service(service, replicas))
+
+    async def stop_service(self, service: str) -> ServiceTaken:
+        """Drain all replicas of a service, and end it."""
+        return await self._call(calls.stop_service(service))
 
     # --- the cluster -----------------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ from skep_services.gateway.answers import (
     SearchCancelled,
     SearchDetail,
     SearchList,
+    ServiceDetail,
+    ServiceList,
+    ServiceTaken,
     StateList,
     Submitted,
     Trace,
@@ -386,6 +389,57 @@ def rank_trial(name: str, trial: int, verb: str) -> Call[TrialTold]:
     """Put a trial behind all others (`demote`), or among them again (`promote`)."""
     path = _of_search(name, f"/trials/{trial:d}/{verb}")
     return Call(method="POST", path=path, answer=TrialTold)
+
+
+# --- services ------------------------------------------------------------------------------------
+
+
+def _of_service(service: str, rest: str = "") -> str:
+    if not isinstance(service, str) or not service:
+        text = f"not a service: {service!r:.80} (give its id, such as 'v4', or 'VC.NAME')"
+        raise BadCallError(text)
+    return f"/v1/services/{quote(service)}{rest}"
+
+
+def serve(spec: Mapping[str, Any], key: str) -> Call[ServiceTaken]:
+    """Begin a service."""
+    return Call(
+        method="POST",
+        path="/v1/services",
+        answer=ServiceTaken,
+        body=encoded(spec, "the service"),
+        headers={"Idempotency-Key": key},
+    )
+
+
+def update_service(name: str, spec: Mapping[str, Any]) -> Call[ServiceTaken]:
+    """Have a service be as a spec says."""
+    body = encoded(spec, "the service")
+    return Call(method="PUT", path=_of_service(name), answer=ServiceTaken, body=body)
+
+
+def services(**wanted: Any) -> Call[ServiceList]:
+    """List services."""
+    return Call(method="GET", path=query("/v1/services", **wanted), answer=ServiceList)
+
+
+def service(
+    name: str, until: str | None = None, timeout_s: int | None = None, since: int | None = None
+) -> Call[ServiceDetail]:
+    """Ask for a service, at once or when it is as `until` says or `timeout_s` seconds are over."""
+    path = query(_of_service(name), wait=until, timeout_s=timeout_s, since=since)
+    return Call(method="GET", path=path, answer=ServiceDetail, wait_s=ANSWER_S + (timeout_s or 0))
+
+
+def scale_service(name: str, replicas: int) -> Call[ServiceTaken]:
+    """Have a service have so many replicas."""
+    body = encoded({"replicas": replicas}, "the request")
+    return Call(method="POST", path=_of_service(name, "/scale"), answer=ServiceTaken, body=body)
+
+
+def stop_service(name: str) -> Call[ServiceTaken]:
+    """Drain all replicas of a service, and end it."""
+    return Call(method="DELETE", path=_of_service(name), answer=ServiceTaken)
 
 
 # --- the cluster ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from skep.wire.changes import (
     AskUnpack,
 )
 from skep.wire.search import SearchSpec
+from skep.wire.service import ServiceSpec
 from skep_client import calls, sessions, steps, transfers
 from skep_client.alerts import Alert, alerts_of
 from skep_client.calls import Call, JobLike, Spec
@@ -78,6 +79,9 @@ from skep_services.gateway.answers import (
     SearchCancelled,
     SearchDetail,
     SearchRow,
+    ServiceDetail,
+    ServiceRow,
+    ServiceTaken,
     StateList,
     Submitted,
     Trace,
@@ -489,6 +493,48 @@ class Client:
     def promote_trial(self, search: str, trial: int) -> TrialTold:
         """Put a trial among the others of its search again."""
         return self._call(calls.rank_trial(search, trial, "promote"))
+
+    # --- services --------------------------------------------------------------------------------
+
+    def serve(
+        self, spec: ServiceSpec | Mapping[str, Any], *, key: str | None = None
+    ) -> ServiceTaken:
+        """Begin a service; the same `key` begins the same service."""
+        return self._run(transfers.served(spec, key, self._vc))
+
+    def services(self, state: str = "active", *, vc: str | None = None) -> list[ServiceRow]:
+        """Return services without their replicas: `active`, `over` or `all` ones."""
+        return self._call(calls.services(state=state, vc=vc)).services
+
+    def service(self, service: str) -> ServiceDetail:
+        """Return a service with its replicas, by its id or as `VC.NAME`."""
+        return self._call(calls.service(service))
+
+    def wait_service(
+        self,
+        service: str,
+        *,
+        until: Literal["ready", "over"] = "ready",
+        timeout_s: float | None = None,
+    ) -> ServiceDetail:
+        """Return a service once all replicas are ready and as its spec says, or it is over."""
+        return self._run(steps.service_reached(service, until, timeout_s))
+
+    def watch_service(self, service: str) -> Iterator[ServiceDetail]:
+        """Yield a service as it is, and as it is after every change, until it is over."""
+        yield from self._stream(steps.service_watched(service))
+
+    def update_service(self, service: str, spec: ServiceSpec | Mapping[str, Any]) -> ServiceTaken:
+        """Have a service be as a spec says, one replica after another."""
+        return self._run(transfers.served(spec, None, self._vc, service))
+
+    def scale_service(self, service: str, replicas: int) -> ServiceTaken:
+        """Have a service have so many replicas."""
+        return self._call(calls.scale_service(service, replicas))
+
+    def stop_service(self, service: str) -> ServiceTaken:
+        """Drain all replicas of a service, and end it."""
+        return self._call(calls.stop_service(service))
 
     # --- the cluster -----------------------------------------------------------------------------
 

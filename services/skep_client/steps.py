@@ -14,6 +14,7 @@ import msgspec
 
 from skep.wire.changes import Result as ChangeResult
 from skep.wire.reasons import Reason
+from skep.wire.service import ServiceSpec
 from skep_client import calls
 from skep_client.calls import POLL_S, Call, JobLike, Spec
 from skep_client.errors import (
@@ -26,7 +27,14 @@ from skep_client.errors import (
     UnreachableError,
 )
 from skep_services.cli.client import EventParser, query, quote
-from skep_services.gateway.answers import ChangeTaken, JobDetail, Plan, SearchDetail, VcList
+from skep_services.gateway.answers import (
+    ChangeTaken,
+    JobDetail,
+    Plan,
+    SearchDetail,
+    ServiceDetail,
+    VcList,
+)
 from skep_services.gateway.rows import ENDED, Asked, Event, State
 
 Result = TypeVar("Result")
@@ -85,7 +93,9 @@ def planned(spec: Spec | None, more: Mapping[str, Any], vc: str | None) -> Steps
     return answer
 
 
-def whole_of(spec: Spec | None, more: Mapping[str, Any], vc: str | None) -> Steps[dict[str, Any]]:
+def whole_of(
+    spec: Spec | ServiceSpec | None, more: Mapping[str, Any], vc: str | None
+) -> Steps[dict[str, Any]]:
     """Return the spec, or what the keywords `more` say; in `vc`, or the only VC, if it names none.
 
     Raises:
@@ -214,6 +224,44 @@ def search_over(search: str, timeout_s: float | None) -> Steps[SearchDetail]:
     while found.state != "over":
         found = yield calls.search(search, deadline.poll_s())
     return found
+
+
+def service_reached(service: str, until: str, timeout_s: float | None) -> Steps[ServiceDetail]:
+    """Wait until a service has its replicas ready, all as its spec says, or is over.
+
+    Raises:
+        BadCallError: `until` is something else.
+        ChangeFailedError: The service is over before it is ready.
+        NotInTimeError: The time is over.
+    """
+    if until not in ("ready", "over"):
+        text = f"until={until!r:.80}: wait until 'ready' or 'over'"
+        raise BadCallError(text)
+    deadline = _Deadline(timeout_s, f"{service} is not {until}")
+    found: ServiceDetail = yield calls.service(service)
+    while not (_whole(found) if until == "ready" else found.state == "over"):
+        if found.state == "over":
+            text = f"{found.service} is over: {found.why}"
+            raise ChangeFailedError(Reason.ALREADY_ENDED, text)
+        found = yield calls.service(found.service, until, deadline.poll_s())
+    return found
+
+
+def _whole(found: ServiceDetail) -> bool:
+    as_said = not found.updating and found.ready == found.wanted
+    return found.state == "active" and as_said and found.replicas == found.wanted
+
+
+def service_watched(service: str) -> Stream:
+    """Give a service as it is, and as it is after every change, until it is over."""
+    found: ServiceDetail = yield calls.service(service)
+    while True:
+        yield Out(found)
+        seen = found.seq
+        while found.seq == seen:
+            if found.state == "over":
+                return
+            found = yield calls.service(found.service, "change", POLL_S, seen)
 
 
 # --- reading on ----------------------------------------------------------------------------------

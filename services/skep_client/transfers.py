@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from skep.wire.service import ServiceSpec
 from skep_client import calls
 from skep_client.calls import JobLike, Spec
 from skep_client.errors import BAD_ANSWER, BadAnswerError, BadCallError, SkepError
@@ -17,7 +18,7 @@ from skep_services.cli import code
 from skep_services.cli.client import query
 from skep_services.cli.exits import CommandError
 from skep_services.cli.snapshots import Taken
-from skep_services.gateway.answers import CodeKept, JobDetail, OutputDigest, Submitted
+from skep_services.gateway.answers import CodeKept, JobDetail, OutputDigest, ServiceTaken, Submitted
 
 SILENT_S = 60.0
 """A node reads a piece of a file in milliseconds; its disk may be busy."""
@@ -35,6 +36,25 @@ def submitted(
     if taken is not None:
         yield from sent(str(whole["vc"]), taken)
     answer: Submitted = yield calls.submit(whole, calls.new_key(key))
+    return answer
+
+
+def served(
+    spec: Mapping[str, Any] | ServiceSpec, key: str | None, vc: str | None, name: str | None = None
+) -> Steps[ServiceTaken]:
+    """Begin a service, or update the one of this name; before that send its replicas' code."""
+    whole = yield from whole_of(spec, {}, vc)
+    job = whole.get("job")
+    if isinstance(job, dict) and job.get("code"):
+        whole["job"] = tree = dict(job)
+        taken: Any = yield Do(lambda: take(tree))
+        if taken is not None:
+            yield from sent(str(whole["vc"]), taken)
+    answer: ServiceTaken = yield (
+        calls.serve(whole, calls.new_key(key))
+        if name is None
+        else calls.update_service(name, whole)
+    )
     return answer
 
 

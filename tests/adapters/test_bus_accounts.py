@@ -90,6 +90,8 @@ TARGETS = (
     subjects.JUDGED,
     subjects.MEASURED,
     subjects.TRIALS_OPEN,
+    subjects.served("gateway"),
+    subjects.LATE,
     subjects.reply("ml", "x", "bob"),
     "_INBOX.vc-web.x",
     "_INBOX.vc-web.anna.x",

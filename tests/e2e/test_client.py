@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from skep_client import (
 )
 from skep_services.gateway.alerts import Code
 from skep_services.gateway.answers import ChangeTaken
+from skep_services.gateway.api import CALLS
+from skep_services.gateway.front import METHODS as SENT
 from skep_services.gateway.operations import OPERATIONS
 from tests.support.embedded import Embedded, until
 
@@ -66,6 +69,12 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/searches/{search}/trials"): ("ask_trial",),
     ("POST", "/v1/searches/{search}/trials/{trial}"): ("tell_trial",),
     ("POST", "/v1/searches/{search}/trials/{trial}/{do}"): ("demote_trial", "promote_trial"),
+    ("GET", "/v1/services"): ("services",),
+    ("POST", "/v1/services"): ("serve",),
+    ("GET", "/v1/services/{service}"): ("service", "wait_service", "watch_service"),
+    ("PUT", "/v1/services/{service}"): ("update_service",),
+    ("POST", "/v1/services/{service}/scale"): ("scale_service",),
+    ("DELETE", "/v1/services/{service}"): ("stop_service",),
     ("GET", "/v1/nodes"): ("nodes",),
     ("GET", "/v1/gpus"): ("gpus",),
     ("GET", "/v1/vcs"): ("vcs",),
@@ -102,10 +111,10 @@ WITHOUT = {
     "operators": "an operator's, for which there are commands",
     "people": "people and their tokens are an operator's, or of `skep login`",
     "nodes": "nodes and servers join by commands",
-    "services": "for `skep serve` and `skep services`; requests to replicas need any HTTP client",
     "secrets": "`skep secret` seals values, which must not come into a notebook",
     "GET /v1/jobs/{job}/events": "`events(job=...)` lists the same",
     "GET /v1/cells.svg": "a picture",
+    **{f"{method} {CALLS}": "requests to replicas need any HTTP client" for method in SENT},
     "GET /v1/policies": "`get`: for the page; `skep policies` needs no cluster",
     "GET /v1/cluster-file": "for the page; `skep vc` has the file",
     "POST /v1/cluster-file/check": "for the page; `skep vc check` does the same",
@@ -173,6 +182,7 @@ def test_every_method_on_a_cluster(client: Client, tmp_path: Path) -> None:
     _jobs(used, tmp_path)
     _changes(used)
     _searches(used)
+    _services(used, tmp_path)
     _arrays_and_holds(used, tmp_path)
     _code_and_outputs(used, tmp_path)
     assert used.health().ok
@@ -320,6 +330,36 @@ def _searches(client: Client) -> None:
     assert (found.state, found.rows[0].value) == ("over", 0.75)
 
 
+def _services(client: Client, folder: Path) -> None:
+    source = folder / "server"
+    source.mkdir()
+    (source / "serving.py").write_text((JOBS / "serving.py").read_text())
+    job = {"command": [sys.executable, "serving.py", "one"], "code": str(source)}
+    spec = {"name": "by-hand", "vc": "nlp", "job": job, "health": "/health", "drain": 1}
+    key = f"service-{folder.name}"
+    service = client.serve(spec, key=key).service
+    assert client.serve(spec, key=key).service == service
+    assert client.wait_service(service, timeout_s=DEADLINE_S).ready == 1
+    assert service in [one.service for one in client.services(vc="nlp")]
+    client.update_service("nlp.by-hand", {**spec, "health": "/health?again"})
+    until(lambda: client.service(service).revision == 2, "the update", DEADLINE_S)
+    client.wait_service(service, timeout_s=DEADLINE_S)
+    client.scale_service(service, 2)
+    with pytest.raises(NotInTimeError, match=f"{service} is not over within 0 s"):
+        client.wait_service(service, until="over", timeout_s=0)
+    seen = []
+    for now in client.watch_service(service):
+        seen.append((now.state, now.wanted, now.ready))
+        if seen[-1] == ("active", 2, 2):
+            client.stop_service(service)
+    assert seen[-1] == ("over", 2, 0)
+    assert client.wait_service(service, until="over").state == "over"
+    with pytest.raises(ChangeFailedError, match="is over: cancelled"):
+        client.wait_service(service)
+    with pytest.raises(BadCallError, match="not a service: ''"):
+        client.service("")
+
+
 def _arrays_and_holds(client: Client, folder: Path) -> None:
     mark = folder / "may"
     made = client.submit(
@@ -369,7 +409,7 @@ def _code_and_outputs(client: Client, folder: Path) -> None:
     assert client.copy(job, "out/w", folder).read_bytes() == b"w" * 70_000
     with pytest.raises(NotFoundError):
         client.copy(job, "out/v", folder)
-    assert sorted(each.name for each in folder.iterdir()) == ["go", "may", "source", "w"]
+    assert sorted(each.name for each in folder.iterdir()) == ["go", "may", "server", "source", "w"]
     spec = client.job(job).spec
     assert spec is not None
     assert spec["code"] in [each["code"] for each in client.code("nlp").code]

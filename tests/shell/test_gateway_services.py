@@ -12,6 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from skep.wire import subjects
+from skep.wire.reasons import Reason
 from skep.wire.service import ServiceSpec, parse_service_tree
 from skep.wire.service_facts import (
     ReplicaAdded,
@@ -19,7 +20,9 @@ from skep.wire.service_facts import (
     ReplicaStand,
     ReplicaStood,
     ServiceBegan,
+    ServiceEnding,
 )
+from skep_services.gateway import front
 from tests.gateway_kit import House, opened, submitted
 from tests.kit import at, joined
 
@@ -74,32 +77,55 @@ async def replica() -> AsyncIterator[tuple[Replica, int]]:
 
 
 @pytest_asyncio.fixture
+async def asleep(tmp_path: Path, replica: tuple[Replica, int]) -> AsyncIterator[House]:
+    """Yield a gateway with a service that has no replica, as none was asked for."""
+    port = replica[1]
+    async with opened(tmp_path) as made:
+        made.cluster.set_vcs(nlp=1, vision=0)
+        made.cluster.join(joined("node-1", 1, address="127.0.0.1", ports=(port, port)))
+        began = ServiceBegan(spec=llm(**NONE), service="v1", at=at(4))
+        made.cluster.store_record(subjects.SEARCH_FACTS, (began,), at(4))
+        await made.caught_up()
+        yield made
+
+
+@pytest_asyncio.fixture
 async def house(tmp_path: Path, replica: tuple[Replica, int]) -> AsyncIterator[House]:
     port = replica[1]
     async with opened(tmp_path) as made:
         made.cluster.set_vcs(nlp=1, vision=0)
         made.cluster.join(joined("node-1", 1, address="127.0.0.1", ports=(port, port)))
-        job = await submitted(made)
-        made.cluster.runs(job)
-        service: dict[str, Any] = {"service": "v1", "at": at(4)}
-        facts = (
-            ServiceBegan(spec=llm(), **service),
-            ReplicaAdded(replica=1, revision=1, **service),
-            ReplicaAdmitted(replica=1, job=job, **service),
-            ReplicaStood(replica=1, stand=ReplicaStand.RUNNING, attempt=1, **service),
-        )
-        made.cluster.store_record(subjects.SEARCH_FACTS, facts, at(4))
-        await made.caught_up()
+        began = ServiceBegan(spec=llm(), service="v1", at=at(4))
+        made.cluster.store_record(subjects.SEARCH_FACTS, (began,), at(4))
+        await replica_runs(made)
         await until_ready(made)
         replica[0].asked.clear()
         yield made
 
 
-def llm() -> ServiceSpec:
+NONE = {"replicas": 0, "replicas_max": 1, "requests_per_s": 9, "wait": 30}
+
+
+def llm(**more: Any) -> ServiceSpec:
     job = {"command": "serve"}
-    found = parse_service_tree({"name": "llm", "vc": "nlp", "job": job, "health": "/health"})
+    tree = {"name": "llm", "vc": "nlp", "job": job, "health": "/health", **more}
+    found = parse_service_tree(tree)
     assert isinstance(found, ServiceSpec), found
     return found
+
+
+async def replica_runs(house: House) -> None:
+    """Have a replica of the service run."""
+    job = await submitted(house)
+    house.cluster.runs(job)
+    service: dict[str, Any] = {"service": "v1", "at": at(4)}
+    facts = (
+        ReplicaAdded(replica=1, revision=1, **service),
+        ReplicaAdmitted(replica=1, job=job, **service),
+        ReplicaStood(replica=1, stand=ReplicaStand.RUNNING, attempt=1, **service),
+    )
+    house.cluster.store_record(subjects.SEARCH_FACTS, facts, at(4))
+    await house.caught_up()
 
 
 async def ask(house: House, method: str, path: str, **options: Any) -> tuple[int, Any, str]:
@@ -171,3 +197,61 @@ async def test_a_replica_that_ends_gets_no_more_requests(
             pass
     assert found[1]["Retry-After"] == "1"
     assert "no replica of llm is ready" in found[2]
+
+
+async def waiting(house: House, count: int) -> None:
+    """Wait until so many requests wait at the gateway."""
+    url = f"{house.base}/v1/services/v1"
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            async with house.session.get(url, headers=house.nlp.headers) as answer:
+                if (await answer.json())["waiting"] == count:
+                    return
+
+
+async def test_a_request_to_a_service_without_replicas_waits_for_one(
+    asleep: House, replica: tuple[Replica, int]
+) -> None:
+    asked = asyncio.create_task(ask(asleep, "POST", "x", data=b"body"))
+    await waiting(asleep, 1)
+    assert not replica[0].asked
+    await replica_runs(asleep)
+    status, _, text = await asked
+    assert (status, text) == (201, "answer")
+    assert [body for _, _, _, body in replica[0].asked] == [b"body"]
+    await waiting(asleep, 0)
+
+
+async def test_requests_wait_in_bounded_number_and_time_and_not_for_what_ends(
+    asleep: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "WAITING_MAX", 1)
+    first = asyncio.create_task(ask(asleep, "GET", "x"))
+    await waiting(asleep, 1)
+    status, headers, text = await ask(asleep, "GET", "x")
+    assert (status, headers["Retry-After"]) == (503, "5")
+    assert "1 requests wait for it" in text
+    ends = ServiceEnding(service="v1", why=Reason.CANCELLED, at=at(5))
+    asleep.cluster.store_record(subjects.SEARCH_FACTS, (ends,), at(5))
+    status, headers, text = await first
+    assert (status, headers["Retry-After"]) == (503, "1")
+    assert "no replica of llm is ready" in text
+
+
+async def test_a_request_that_waited_too_long_is_refused(
+    asleep: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServiceSpec, "seconds_of", lambda spec, name: 0)
+    status, headers, text = await ask(asleep, "GET", "x")
+    assert (status, headers["Retry-After"]) == (503, "5")
+    assert "no replica of llm was ready within 0 s: skep services v1 says why" in text
+
+
+async def test_a_request_whose_client_has_gone_waits_no_longer(
+    asleep: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "GONE_S", 0.05)
+    asked = asyncio.create_task(ask(asleep, "GET", "x"))
+    await waiting(asleep, 1)
+    asked.cancel()
+    await waiting(asleep, 0)

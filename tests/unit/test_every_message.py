@@ -60,6 +60,7 @@ FOLDERS = {
     "trial": "trials",
     "sight": "sights",
     "served": "served",
+    "late": "late",
     "ask": "asks",
     "search": "search-requests",
     "admission": "admission-facts",

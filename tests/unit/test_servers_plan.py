@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from cryptography import x509
 
+from skep.wire import subjects
 from skep_services.adapters import nats_access, nats_jwt
 from skep_services.cli.checks import OK, WARN
 from skep_services.cli.machines import sources_check
@@ -95,6 +96,26 @@ def test_a_server_is_made_once_and_has_all_identities(tmp_path: Path) -> None:
     with pytest.raises(FilesError, match="has a server already"):
         setup.create(home, file)
     assert shared.operator not in repr(shared)
+
+
+def test_identities_of_a_version_without_services_are_made_anew(tmp_path: Path) -> None:
+    home, file = str(tmp_path / "home"), server_file(3, 1)
+    setup.create(home, file)
+    setup.write_identities(home, file)
+    users = {user.name: user for user in nats_access.service_users(file.size)}
+    keys, of_services = setup.bus_keys(home), (subjects.SERVED, subjects.LATE)
+    for name in ("gateway-1", "searches-1", "allocator-1"):
+        own = (*of_services, subjects.served(name))
+        grants = nats_access.Grants(
+            tuple(one for one in users[name].grants.publish if one not in own),
+            tuple(one for one in users[name].grants.subscribe if one not in own),
+        )
+        assert grants != users[name].grants
+        earlier = msgspec.structs.replace(users[name], grants=grants)
+        text = keys.credentials(nats_access.SERVICES_ACCOUNT, earlier, issued_at_s=1)
+        Path(files.creds_path(home, name)).write_text(text, encoding="ascii")
+    made = setup.write_identities(home, file)
+    assert sorted(made) == ["allocator-1", "gateway-1", "searches-1"]
 
 
 def test_another_server_signs_as_the_first_one_does(tmp_path: Path) -> None:

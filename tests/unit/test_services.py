@@ -17,7 +17,7 @@ from skep.wire.codec import Facts, encode
 from skep.wire.facts import Admitted, End, JobEnded, JobQueued, JobRan, JobRequeued, Refused
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest, SearchVerdict
-from skep.wire.served import ReplicaServed, Served, ServiceServed
+from skep.wire.served import ReplicaLate, ReplicaServed, Served, ServiceServed
 from skep.wire.service import ServiceSpec, parse_service_tree
 from skep.wire.service_facts import ReplicaDraining, ReplicaOver, ServiceOver, ServiceScaled
 from skep.wire.spec import JobSpec, Problem
@@ -56,6 +56,10 @@ class World:
         self.asked = 0
         """Requests a second."""
         self.p95_ms = 5
+        self.waiting = 0
+        """Requests that wait for a replica."""
+        self.answers: dict[int, tuple[int, int]] = {}
+        """By replica: the answers of the window, and how many of them were late."""
         self.refuse: Reason | None = None
         self.gpus = 100
         self.running: set[str] = set()
@@ -135,7 +139,7 @@ class World:
             if wake is not None and wake <= self.driver.now:
                 self.event(Tick())
 
-    def gateway(self) -> None:
+    def gateway(self) -> list[Any]:
         services = []
         for service in self.driver.machine.serving.services.values():
             rows = tuple(
@@ -145,16 +149,22 @@ class World:
                     health="unready" if each.number in self.sick else "ready",
                     draining=not each.serving,
                     open=self.open.get(each.number, 0),
+                    answered=self.answers.get(each.number, (0, 0))[0],
+                    late=self.answers.get(each.number, (0, 0))[1],
                 )
                 for each in service.replicas.values()
                 if each.job in self.running
             )
             services.append(
                 ServiceServed(
-                    service=service.service, requests=self.asked, p95_ms=self.p95_ms, replicas=rows
+                    service=service.service,
+                    requests=self.asked,
+                    p95_ms=self.p95_ms,
+                    waiting=self.waiting,
+                    replicas=rows,
                 )
             )
-        self.event(Served(gateway="gateway", at=self.driver.now, services=tuple(services)))
+        return self.event(Served(gateway="gateway", at=self.driver.now, services=tuple(services)))
 
     def ready(self) -> list[int]:
         return [one.number for one in self.service.replicas.values() if one.ready]
@@ -346,6 +356,126 @@ def test_latency_asks_for_one_replica_after_another_and_keeps_what_it_needs() ->
     assert len(world.ready()) == 1
 
 
+NONE = {"replicas": 0, "replicas_max": 3, "requests_per_s": 10, "idle": 60, "start": 90}
+"""Of a service that has replicas only while it is asked."""
+
+
+def test_a_request_begins_a_replica_and_after_the_idle_time_none_is_left() -> None:
+    world = begun(**NONE)
+    world.second(30)
+    assert not world.jobs
+    world.waiting = 1
+    world.second(2)
+    world.waiting = 0
+    assert world.ready() == [1]
+    world.second(50)
+    world.asked = 1
+    world.second()
+    world.asked = 0
+    world.second(59)
+    assert world.ready() == [1]
+    world.second(3)
+    assert not world.jobs
+    assert [(fact.wanted, fact.why) for fact in world.of(ServiceScaled)] == [
+        (1, Reason.REQUEST_WAITS),
+        (0, Reason.SERVICE_IDLE),
+    ]
+    assert world.of(ReplicaOver)[-1].why is Reason.FEWER_REPLICAS
+    world.asked = 25  # It goes up from nothing to what is needed.
+    world.second(40)
+    assert len(world.ready()) == 3
+
+
+def test_a_service_with_an_open_request_is_not_idle_and_a_slow_start_has_its_time() -> None:
+    world = begun(**NONE)
+    world.sick = {1}
+    world.waiting = 1
+    world.second(2)
+    world.waiting = 0
+    world.second(80)
+    assert list(world.service.replicas) == [1]
+    world.sick, world.open = set(), {1: 1}
+    world.second(100)
+    assert world.ready() == [1]
+    world.open = {}
+    world.second(63)
+    assert not world.jobs
+
+
+def test_nothing_is_idle_that_was_not_heard_without_a_break() -> None:
+    world = begun(**NONE)
+    world.waiting = 1
+    world.second(2)
+    world.waiting = 0
+    world.driver.now = Instant(world.driver.now + seconds(600.0))
+    world.second(59)
+    assert world.ready() == [1]
+    world.driver.restart()
+    world.second(59)
+    assert world.ready() == [1]
+    world.second(5)
+    assert not world.jobs
+    world.driver.restart()
+    world.second(100)
+    assert not world.jobs
+
+
+def test_people_scale_to_zero_only_what_may_have_none() -> None:
+    world = begun(**NONE)
+    world.ask(do="scale", service="v1", replicas=2)
+    world.second(3)
+    assert world.ready() == [1, 2]
+    verdict = world.ask(do="scale", service="v1", replicas=0)
+    assert verdict is not None
+    assert verdict.accepted
+    world.second(3)
+    assert not world.jobs
+    world.ask(do="update", service="v1", spec=tree(replicas=1))
+    world.second(3)
+    assert world.ready() == [3]
+
+
+def test_what_several_gateways_pass_on_adds_up() -> None:
+    world = begun(replicas=1, replicas_max=4, requests_per_s=10)
+    world.asked = 11
+    for _ in range(40):
+        world.second()
+        said = ServiceServed(service="v1", requests=9, p95_ms=5)
+        world.event(Served(gateway="other", at=world.driver.now, services=(said,)))
+    assert world.service.wanted == 2
+    assert world.of(ServiceScaled)[-1].rate_milli in range(10_000, 20_001)
+
+
+def test_the_allocator_learns_which_replica_is_late_at_all_gateways_together() -> None:
+    job = {"command": "serve", "resources": {"gpus": 0.5}}
+    world = begun(replicas=2, latency_ms=100, job=job)
+    world.answers = {1: (60, 6), 2: (60, 3)}
+    assert said_late(world, other=(0, 0)) == []
+    (late,) = said_late(world, other=(60, 6))
+    assert (late.job, late.attempt) == (world.service.replicas[1].job, 1)
+    assert (late.bound_ms, late.answered, late.late) == (100, 120, 12)
+    # An earlier attempt says nothing of this one, and without a bound nothing is said.
+    assert said_late(world, other=(60, 60), attempt=0) == []
+    world.ask(do="update", service="v1", spec=tree(job=job))
+    assert said_late(world, other=(60, 60)) == []
+
+
+def said_late(world: World, other: tuple[int, int], attempt: int = 1) -> list[ReplicaLate]:
+    """Return what is said in a second in which another gateway found this of replica 1."""
+    world.driver.now = Instant(world.driver.now + EVERY)
+    rows = ReplicaServed(
+        replica=1, attempt=attempt, health="ready", answered=other[0], late=other[1]
+    )
+    of = ServiceServed(service="v1", requests=0, p95_ms=5, replicas=(rows,))
+    effects = world.event(Served(gateway="other", at=world.driver.now, services=(of,)))
+    effects += world.gateway()
+    return [
+        each.message
+        for each in effects
+        if isinstance(each, Send) and isinstance(each.message, ReplicaLate)
+    ]
+
+
 def test_stopping_drains_every_replica_and_ends_once() -> None:
     world = begun()
     world.ask(do="stop", service="v1")
@@ -394,6 +524,7 @@ def test_a_snapshot_rebuilds_it() -> None:
         ({"do": "serve"}, Reason.MISSING_KEY),
         ({"do": "serve", "spec": tree(), "x": 1}, Reason.UNKNOWN_KEY),
         ({"do": "scale", "service": "v1", "replicas": 0}, Reason.BAD_VALUE),
+        ({"do": "scale", "service": "v1", "replicas": -1}, Reason.BAD_VALUE),
         ({"do": "scale", "service": "v9", "replicas": 1}, Reason.UNKNOWN_SERVICE),
         ({"do": "scale", "service": "v1"}, Reason.MISSING_KEY),
         ({"do": "stop", "service": "s1"}, Reason.BAD_VALUE),
@@ -415,7 +546,13 @@ def test_requests_that_cannot_be_are_refused(request_: dict[str, Any], reason: R
     [
         (
             {"replicas": 0},
-            "$.replicas: services without a replica (scale to zero) are not built yet",
+            "$.replicas_max: a service with `replicas: 0` begins replicas when requests come",
+        ),
+        ({"replicas": -1}, "$.replicas: `replicas` must be 0 to 256"),
+        ({"idle": "5m"}, "$.idle: `idle` is of services with `replicas: 0`"),
+        (
+            {"replicas": 0, "replicas_max": 1, "requests_per_s": 1, "wait": "11m"},
+            "$.wait: `wait` must be seconds, or text such as `90s`, `15m`, `2h`, up to 10m",
         ),
         (
             {"replicas": 3, "replicas_max": 2, "requests_per_s": 1},
@@ -428,7 +565,8 @@ def test_requests_that_cannot_be_are_refused(request_: dict[str, Any], reason: R
         ),
         (
             {"latency_ms": 5},
-            "$.latency_ms: `latency_ms` asks for more replicas, and `replicas_max` allows none",
+            "$.latency_ms: `latency_ms` asks for more replicas, which `replicas_max` allows, or "
+            "bounds what sharing a GPU costs",
         ),
         (
             {"health": "no path"},

@@ -54,10 +54,12 @@ GONE = (State.QUEUED, State.DEFERRED, State.RESERVED, State.BOUND, State.STOPPIN
 def families(jobs: Sequence[JobState]) -> tuple[str, ...]:
     """Return what jobs are alike by, each's family or else its name and VC, in order.
 
+    The replicas of a service (`llm-1`, `llm-2`) are alike.
+
     Returns:
         Names, sorted.
     """
-    return tuple(sorted(job.spec.size.family or f"{job.spec.vc}/{job.spec.name}" for job in jobs))
+    return tuple(sorted(job.spec.alike for job in jobs))
 
 
 def key(kind: Kind, named: Sequence[str]) -> str:
@@ -251,7 +253,8 @@ def _put_back(state: ClusterState, trial: TrialBegun, fact: TrialOver, *, measur
         fact: Its verdict.
         measured: Whether its change was done.
     """
-    tried, probe = trial.jobs[0], trial.kind is Kind.PROBE
+    tried = next((each for each in trial.jobs if each.job == fact.leaves), trial.jobs[0])
+    probe = trial.kind is Kind.PROBE
     undo = records.Undo(
         trial.trial, trial.kind, tried.attempt, fact.why, trial.workers, trial.servers
     )

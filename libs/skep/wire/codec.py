@@ -23,7 +23,7 @@ from skep.wire.node import NodeEvent, NodeJoined, join_problem
 from skep.wire.profile import AdvisorFact
 from skep.wire.reports import Heartbeat, NodeReport
 from skep.wire.search_facts import SearchFact, SearchRequest
-from skep.wire.served import Served
+from skep.wire.served import ReplicaLate, Served
 from skep.wire.trials import Trials
 
 RECORD_BYTES_MAX = 512 * 1024
@@ -44,6 +44,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "trial": msgspec.json.Decoder(Trials),
     "sight": msgspec.json.Decoder(Sight),
     "served": msgspec.json.Decoder(Served),
+    "late": msgspec.json.Decoder(ReplicaLate),
 }
 _ASK_ACCESS = msgspec.json.Decoder(AskAccess)
 
@@ -123,6 +124,7 @@ BusEvent = (
     | Trials
     | Sight
     | Served
+    | ReplicaLate
 )
 """Everything that `read` returns. It says Any: who subscribes to what is not known to types, and a
 test holds each service's subscriptions against its machine's events instead."""

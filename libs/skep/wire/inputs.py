@@ -42,7 +42,7 @@ from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.message import Message
 from skep.wire.reasons import Reason
 from skep.wire.reports import Heartbeat
-from skep.wire.served import Served
+from skep.wire.served import ReplicaLate, Served
 from skep.wire.trials import Judged
 
 NOTED_STREAMS = (
@@ -87,6 +87,7 @@ NotedMessage = (
     | Measured
     | Recovered
     | Served
+    | ReplicaLate
 )
 
 
@@ -105,6 +106,7 @@ class Input(msgspec.Struct, frozen=True):
         | Judged
         | Measured
         | Served
+        | ReplicaLate
         | None
     ) = None
     unknown: str = ""

@@ -254,6 +254,7 @@ class Reason(StrEnum):
     NOT_MEASURED = "not-measured"
     TRIAL_GAINS = "trial-gains"
     TRIAL_LOSES = "trial-loses"
+    LATENCY_ABOVE = "latency-above"
     TRIAL_STAYS = "trial-stays"
     TRIAL_DISTURBED = "trial-disturbed"
     NO_VERDICT = "no-verdict"
@@ -297,6 +298,8 @@ class Reason(StrEnum):
     OTHER_REVISION = "other-revision"
     FEWER_REPLICAS = "fewer-replicas"
     REQUEST_RATE = "request-rate"
+    REQUEST_WAITS = "request-waits"
+    SERVICE_IDLE = "service-idle"
     LATENCY = "latency"
 
     # What would start a job that waits.
@@ -622,6 +625,7 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_MEASURED: "it is not known how fast one of the jobs is on GPUs of its own",
     Reason.TRIAL_GAINS: "it was tried, and the jobs are faster with it",
     Reason.TRIAL_LOSES: "it was tried, and the jobs are slower with it",
+    Reason.LATENCY_ABOVE: "requests to the replica beside it took longer than its service allows",
     Reason.TRIAL_STAYS: "it was tried, and is not worth it, but there is no way back any more",
     Reason.PROBING: "its speed with another number of workers is being measured",
     Reason.PROBED: "its speed with another number of workers was measured: it has its own again",
@@ -659,6 +663,8 @@ TEXT: dict[Reason, str] = {
     Reason.OTHER_REVISION: "the service was updated, and the replica is of an earlier revision",
     Reason.FEWER_REPLICAS: "the service is to have fewer replicas",
     Reason.REQUEST_RATE: "so many requests a second need so many replicas",
+    Reason.REQUEST_WAITS: "a request waits, and the service has no replica",
+    Reason.SERVICE_IDLE: "nothing was asked of the service for its idle time",
     Reason.LATENCY: "requests take longer than the service allows",
     Reason.WITHOUT_ITS_PIN: "without the pinned cell that it asks for",
     Reason.WITHOUT_ITS_AFFINITY: "if its workers need not share a cell of that level",

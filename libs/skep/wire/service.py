@@ -35,8 +35,17 @@ PATH = re.compile(r"/[!-~]*")
 SERVICE = re.compile(r"v([1-9][0-9]{0,17})")
 TIME_WANTED = "seconds, or text such as `90s`, `15m`, `2h`, up to a day"
 
-TIMES = ("start", "unhealthy", "drain")
+WAITS_S_MAX = 600
+"""The longest that a request may wait for a replica: clients and proxies give up then as well."""
+IDLE_S = 600
+"""Without `idle`."""
+WAITS_S = 120
+"""Without `wait`."""
+
+TIMES = ("start", "unhealthy", "drain", "idle", "wait")
 """Keys that are times."""
+OF_NONE = ("idle", "wait")
+"""Times that only a service without replicas at times has."""
 NOT_OF_REPLICAS = {
     "after": "its service says when each begins",
     "begin": "its service says when each begins",
@@ -64,17 +73,19 @@ class ServiceSpec(_Part, frozen=True):
     `health` is answered with a status below 400, or, without a path, while the port takes
     connections. There are `replicas` of them. With `replicas_max` there are as many as requests
     need, up to so many: each is to answer `requests_per_s`, and one more is begun while the 95th
-    percentile of the latency is above `latency_ms`. A replica that is not ready within `start`, or
+    percentile of the latency is above `latency_ms`. Jobs that share a GPU with a replica whose own
+    is above that leave it. A replica that is not ready within `start`, or
     that was ready and is not for `unhealthy`, is replaced. One that is to go gets no more requests,
     and ends when it has answered those it has, or after `drain`. An update begins `surge` replicas
-    beside the others; with 0 it ends one first.
+    beside the others; with 0 it ends one first. With 0 `replicas` all end once nothing was asked
+    for `idle` (IDLE_S), and the next request waits up to `wait` (WAITS_S) for one.
     """
 
     name: Token
     vc: Token
     job: JobSpec
     version: Count = SERVICE_VERSION
-    replicas: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] = 1
+    replicas: Annotated[int, Meta(ge=0, le=REPLICAS_MAX)] = 1
     replicas_max: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None = None
     requests_per_s: Annotated[int, Meta(ge=1, le=PER_REPLICA_MAX)] | None = None
     latency_ms: Annotated[int, Meta(ge=1, le=LATENCY_MS_MAX)] | None = None
@@ -83,6 +94,8 @@ class ServiceSpec(_Part, frozen=True):
     unhealthy: Annotated[int, Meta(ge=1, le=WAIT_S_MAX)] | Words = 30
     drain: Annotated[int, Meta(ge=1, le=WAIT_S_MAX)] | Words = 30
     surge: Annotated[int, Meta(ge=0, le=1)] = 1
+    idle: Annotated[int, Meta(ge=1, le=WAIT_S_MAX)] | Words | None = None
+    wait: Annotated[int, Meta(ge=1, le=WAITS_S_MAX)] | Words | None = None
 
     @property
     def most(self) -> int:
@@ -92,6 +105,8 @@ class ServiceSpec(_Part, frozen=True):
     def seconds_of(self, name: str) -> int:
         """Return one of TIMES in seconds."""
         value = getattr(self, name)
+        if value is None:
+            value = IDLE_S if name == "idle" else WAITS_S
         assert isinstance(value, int), "a spec that was read has times in seconds"
         return value
 
@@ -127,7 +142,8 @@ def parse_service_tree(tree: Any, path: str = "$") -> ServiceSpec | list[Problem
     values = list(islice(_values(spec, path), PROBLEMS_MAX))
     if values := values or bound_problems(ServiceSpec, whole, path):
         return values
-    times = {name: time_s(getattr(spec, name)) for name in TIMES}
+    given = {name: getattr(spec, name) for name in TIMES}
+    times = {name: time_s(value) for name, value in given.items() if value is not None}
     return msgspec.structs.replace(spec, **times)
 
 
@@ -200,9 +216,11 @@ def _values(spec: ServiceSpec, path: str) -> Iterator[Problem]:
             suggestion="leave it out",
         )
     for name in TIMES:
-        length = time_s(getattr(spec, name))
-        if length is None or not 1 <= length <= WAIT_S_MAX:
-            yield _bad(f"{path}.{name}", TIME_WANTED)
+        value, most = getattr(spec, name), WAITS_S_MAX if name == "wait" else WAIT_S_MAX
+        length = time_s(value) if value is not None else most
+        if length is None or not 1 <= length <= most:
+            wanted = TIME_WANTED.replace("a day", "10m") if name == "wait" else TIME_WANTED
+            yield _bad(f"{path}.{name}", wanted)
     if spec.health and not (len(spec.health) <= PATH_CHARS_MAX and PATH.fullmatch(spec.health)):
         yield _bad(f"{path}.health", "a path of printable ASCII such as `/health`")
     yield from _scale(spec, path)
@@ -210,15 +228,23 @@ def _values(spec: ServiceSpec, path: str) -> Iterator[Problem]:
 
 def _scale(spec: ServiceSpec, path: str) -> Iterator[Problem]:
     """Yield what is wrong with the numbers of replicas, and what they go by."""
-    if spec.replicas == 0:
+    if not 0 <= spec.replicas <= REPLICAS_MAX:
+        yield _bad(f"{path}.replicas", f"0 to {REPLICAS_MAX}")
+    if spec.replicas == 0 and spec.replicas_max is None:
         yield Problem(
-            path=f"{path}.replicas",
-            reason=Reason.NOT_BUILT,
-            text="services without a replica (scale to zero) are not built yet",
-            suggestion="use 1",
+            path=f"{path}.replicas_max",
+            reason=Reason.MISSING_KEY,
+            text="a service with `replicas: 0` begins replicas when requests come",
+            suggestion="give `replicas_max` and `requests_per_s`",
         )
-    elif not 1 <= spec.replicas <= REPLICAS_MAX:
-        yield _bad(f"{path}.replicas", f"1 to {REPLICAS_MAX}")
+    for name in OF_NONE if spec.replicas else ():
+        if getattr(spec, name) is not None:
+            yield Problem(
+                path=f"{path}.{name}",
+                reason=Reason.BAD_VALUE,
+                text=f"`{name}` is of services with `replicas: 0`",
+                suggestion="give `replicas: 0`, or leave it out",
+            )
     most = spec.replicas_max
     if most is not None and not spec.replicas <= most <= REPLICAS_MAX:
         yield _bad(
@@ -232,12 +258,13 @@ def _scale(spec: ServiceSpec, path: str) -> Iterator[Problem]:
             text="the number of replicas follows requests by `replicas_max` and `requests_per_s`",
             suggestion="give both, or neither",
         )
-    if spec.latency_ms is not None and most is None:
+    if spec.latency_ms is not None and most is None and not spec.job.resources.share:
         yield Problem(
             path=f"{path}.latency_ms",
             reason=Reason.BAD_VALUE,
-            text="`latency_ms` asks for more replicas, and `replicas_max` allows none",
-            suggestion="give `replicas_max` and `requests_per_s`, or leave it out",
+            text="`latency_ms` asks for more replicas, which `replicas_max` allows, or bounds what "
+            "sharing a GPU costs",
+            suggestion="give `replicas_max` and `requests_per_s`, or a share of a GPU",
         )
 
 

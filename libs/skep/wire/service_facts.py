@@ -43,7 +43,7 @@ class ScaleService(_Request, frozen=True, tag="scale"):
     """Have so many replicas."""
 
     service: ServiceName
-    replicas: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
+    replicas: Annotated[int, Meta(ge=0, le=REPLICAS_MAX)]
 
 
 class StopService(_Request, frozen=True, tag="stop"):

@@ -445,6 +445,15 @@ class JobSpec(_Part, frozen=True):
         return self.resources.workers > 1 or self.elastic is not None or self.ps is not None
 
     @property
+    def alike(self) -> str:
+        """Return what jobs like it are known by: its family, or else its VC and name.
+
+        The replicas of a service (`llm-1`, `llm-2`) are alike.
+        """
+        name = self.name.rpartition("-")[0] if self.kind == "inference" else ""
+        return self.size.family or f"{self.vc}/{name or self.name}"
+
+    @property
     def gpus(self) -> int:
         """Return the GPUs of the whole gang."""
         return self.resources.gpus * self.resources.workers

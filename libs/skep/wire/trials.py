@@ -101,7 +101,8 @@ class TrialOver(TrialMessage, frozen=True, tag="trial-over"):
     """A trial's one verdict: the gain over what was needed, and the interval it lies in.
 
     What is undone is put back by what follows, as far as it can be and the jobs still are as the
-    trial left them; so are packs and growths that are void, while a job that moved stays.
+    trial left them; so are packs and growths that are void, while a job that moved stays. `leaves`:
+    the job of a pack that leaves the GPUs; empty: the first one.
     """
 
     trial: int
@@ -114,6 +115,7 @@ class TrialOver(TrialMessage, frozen=True, tag="trial-over"):
     high_milli: int = 0
     after: tuple[After, ...] = ()
     detail: str = ""
+    leaves: str = ""
 
 
 TrialFact = TrialBegun | TrialOver

@@ -499,6 +499,7 @@ def _work(service: str, identity: str) -> Grants:
                         subjects.ADVICE_OUTLOOK,
                         subjects.ADVICE_LEARNED,
                         subjects.JUDGED,
+                        subjects.LATE,
                         subjects.draft(service),
                     ),
                 )
@@ -543,6 +544,7 @@ def _searches(identity: str) -> Grants:
                 subjects.cancel("*"),
                 subjects.ask("*"),
                 subjects.REPLIES,
+                subjects.LATE,
                 "_INBOX.*.>",
             ),
             (subjects.MEASURED, subjects.SERVED),

@@ -256,6 +256,9 @@ def _show(arguments: Namespace, found: dict[str, Any]) -> int:
     print(f"{found['service']}  {printable(found['name'])}  {_state(found)}{why}{detail}")
     most = f", up to {found['replicas_max']}" if found["replicas_max"] > found["wanted"] else ""
     print(f"  {'replicas':10} {found['ready']} of {found['wanted']} ready{most}")
+    if found["scaled_at"]:
+        when = render.clock_time(found["scaled_at"], date=True)
+        print(f"  {'scaled':10} {when}, {found['scaled_why']}")
     print(f"  {'revision':10} {found['revision']}")
     print(
         f"  {'requests':10} {found['requests_per_s']:g} per second, 95 % within {_latency(found)}, "

@@ -459,7 +459,10 @@ class SearchCancelled(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceRow(msgspec.Struct, kw_only=True):
     """A service without its replicas. `state` is `active`, `ending` or `over`.
 
-    `requests_per_s`, `p95_ms` and `open` are those of the gateway that answers.
+    `requests_per_s`, `p95_ms`, `open` and `waiting` are those of the gateway that answers; requests
+    that are `waiting` are `open` too. `seq` is the place of the latest fact about the service in
+    its log: it is another one once anything has changed. `target_per_s` is what one replica is to
+    answer, `latency_ms` what 95 % of the requests may take.
     """
 
     service: str
@@ -478,10 +481,15 @@ class ServiceRow(msgspec.Struct, kw_only=True):
     replicas: int
     replicas_max: int
     scaled_why: str | None
+    scaled_at: int | None
+    seq: int
     failures: int
     requests_per_s: float
     p95_ms: int
+    target_per_s: int | None
+    latency_ms: int | None
     open: int
+    waiting: int
     url: str
 
 

@@ -5,7 +5,8 @@
 Every gateway asks each replica for its health itself: what it can reach is what it sends to. Which
 replicas are to go it reads from the facts, as soon as they are stored. It says what it finds to the
 service of searches (`Served`), which decides. This module decides nothing but where a request goes:
-to the ready replica with the fewest that are open.
+to the ready replica with the fewest that are open. A request to a service whose replicas have ended
+because nothing was asked waits here, within bounds, until one is ready.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ SILENT_S = 600.0
 """How long a replica may say nothing amid an answer: large models think for minutes."""
 OPEN_MAX = 1000
 """Requests of one service that a gateway has open: each takes two connections."""
+WAITING_MAX = 100
+"""Requests of one service that wait at a gateway for a replica: each holds a connection."""
+WAITS_AGAIN_S = 5.0
+"""Until a request that waited too long is to be repeated."""
+GONE_S = 1.0
+"""Until it is looked whether the client of a request that waits has gone."""
 BODY_BYTES_MAX = 64 * MIB
 WINDOW_S = 30.0
 LATENCIES_MAX = 4096
@@ -92,6 +99,25 @@ NOT_ANSWERED = HOP_BY_HOP | {
 SANDBOX = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 
 
+class Answers(msgspec.Struct):
+    """The latest answers of a replica, and how many of them were late."""
+
+    taken: deque[tuple[float, bool]] = msgspec.field(default_factory=deque)
+    late: int = 0
+
+    def take(self, now: float, *, late: bool) -> None:
+        """Note an answer."""
+        self.taken.append((now, late))
+        self.late += late
+        self.lately(now)
+
+    def lately(self, now: float) -> tuple[int, int]:
+        """Return how many requests were answered in the window, and how many of them late."""
+        while self.taken and (self.taken[0][0] < now - WINDOW_S or len(self.taken) > LATENCIES_MAX):
+            self.late -= self.taken.popleft()[1]
+        return len(self.taken), self.late
+
+
 class Point(msgspec.Struct):
     """Where a replica answers, in one attempt of its job, and how it does."""
 
@@ -110,6 +136,9 @@ class Point(msgspec.Struct):
     asked_at: float = 0.0
     asking: bool = False
     draining: bool = False
+    bound_s: float = 0.0
+    """What an answer may take, to its head; 0: nothing is said of it."""
+    answers: Answers = msgspec.field(default_factory=Answers)
 
 
 class Load(msgspec.Struct):
@@ -118,6 +147,7 @@ class Load(msgspec.Struct):
     new: int = 0
     """Requests since the latest message."""
     open: int = 0
+    waiting: int = 0
     asked: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=LATENCIES_MAX))
     latencies: deque[tuple[float, float]] = msgspec.field(
         default_factory=lambda: deque(maxlen=LATENCIES_MAX)
@@ -155,6 +185,8 @@ class Front:
         self.loads: dict[str, Load] = {}
         self._number = 0
         self._news = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Set, and another one from then on, when a replica or a service has changed."""
         self._probes: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
@@ -170,7 +202,7 @@ class Front:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_WITHIN_S, sock_read=SILENT_S
         )
-        self._view.service_news = self._news.set
+        self._view.service_news = self._tell
         said_at = 0.0
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False
@@ -202,6 +234,9 @@ class Front:
             for replica in service.replicas.values():
                 point = self._point(service, replica)
                 if point is not None:
+                    bound_s = (service.spec.latency_ms or 0) / 1000
+                    if bound_s != point.bound_s:
+                        point.bound_s, point.answers = bound_s, Answers()
                     found[service.service, replica.number] = point
         self.points = found
         for name in [name for name in self.loads if name not in self._view.services]:
@@ -250,7 +285,13 @@ class Front:
         elif before != "ready" or point.failures >= FAILURES_MAX:
             point.health = "unready"
         if point.health != before:
-            self._news.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Have something new said soon, and looked at by requests that wait."""
+        self._news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _is_well(self, point: Point) -> bool:
         try:
@@ -279,13 +320,19 @@ class Front:
                     health=point.health,
                     draining=point.draining,
                     open=point.open,
+                    answered=(lately := point.answers.lately(now))[0],
+                    late=lately[1],
                 )
                 for point in map(self.points.get, ((name, one) for one in service.replicas))
                 if point is not None
             )
             services.append(
                 ServiceServed(
-                    service=name, requests=load.new, p95_ms=load.p95_ms(now), replicas=rows
+                    service=name,
+                    requests=load.new,
+                    p95_ms=load.p95_ms(now),
+                    waiting=load.waiting,
+                    replicas=rows,
                 )
             )
             load.new = 0
@@ -332,6 +379,8 @@ class Front:
         Raises:
             ApiError: None is ready (503), or the ones that were failed (502).
         """
+        if service.spec.replicas == 0 and self._pick(service, []) is None:
+            await self._until_ready(request, service, load)
         tried: list[Point] = []
         body = Body(request)
         while len(tried) < TRIES_MAX:
@@ -350,6 +399,35 @@ class Front:
             f"no replica of {service.spec.name} is ready: skep services {service.service} says why"
         )
         raise ApiError(503, Reason.NO_REPLICA_READY, text, retry_after_s=1.0)
+
+    async def _until_ready(self, request: web.Request, service: Service, load: Load) -> None:
+        """Wait until a replica of a service is ready that may have none; not once it ends.
+
+        Raises:
+            ApiError: Too many requests wait, or none was ready in time (503).
+        """
+        name, wait_s = service.spec.name, service.spec.seconds_of("wait")
+        if load.waiting >= WAITING_MAX:
+            text = f"{name} is starting, and {WAITING_MAX} requests wait for it at this gateway"
+            raise ApiError(503, "too-many-waiting", text, retry_after_s=WAITS_AGAIN_S)
+        deadline = time.monotonic() + wait_s
+        load.waiting += 1
+        self._news.set()
+        try:
+            while service.ending is None and self._pick(service, []) is None:
+                left = deadline - time.monotonic()
+                if service.service not in self._view.services or _gone(request):
+                    return
+                if left <= 0:
+                    text = (
+                        f"no replica of {name} was ready within {wait_s} s: "
+                        f"skep services {service.service} says why"
+                    )
+                    raise ApiError(503, Reason.NO_REPLICA_READY, text, retry_after_s=WAITS_AGAIN_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), min(left, GONE_S))
+        finally:
+            load.waiting -= 1
 
     def _pick(self, service: Service, tried: list[Point]) -> Point | None:
         """Return the ready replica with the fewest open requests that was not tried, or None."""
@@ -412,6 +490,8 @@ class Front:
             raise ApiError(502, "replica-failed", text) from None
         now = time.monotonic()
         load.latencies.append((now, now - began))
+        if point.bound_s:
+            point.answers.take(now, late=now - began > point.bound_s)
         async with given:
             return await _answer(request, given)
 
@@ -458,6 +538,11 @@ async def _answer(request: web.Request, given: aiohttp.ClientResponse) -> web.St
         return response
     await response.write_eof()
     return response
+
+
+def _gone(request: web.Request) -> bool:
+    """Return whether the client of a request has closed its connection."""
+    return request.transport is None or request.transport.is_closing()
 
 
 def _passes(name: str) -> bool:

@@ -531,10 +531,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/services/{service}"): get(
         "services",
-        "Show a service with its replicas, at once or when all are ready, or it is over.",
+        "Show a service with its replicas, at once or when all are ready, it is over or changes.",
         answers.ServiceDetail,
-        Parameter("wait", one_of("ready", "over"), "Wait until it is so."),
+        Parameter("wait", one_of("ready", "over", "change"), "Wait until it is so."),
         WAIT,
+        Parameter("since", COUNT, "With `wait=change`: `seq` of what is known; else that of now."),
         errors=(400, 404),
     ),
     ("PUT", "/v1/services/{service}"): Operation(

@@ -77,6 +77,8 @@ class SearchesView:
         self._curves: dict[str, dict[int, Curve]] = {}
         """Of trials that are over, by search."""
         self.services_over: dict[str, tuple[Service, ServiceOver]] = {}
+        self.service_seq: dict[str, int] = {}
+        """By service: the place in the log of the latest fact about it."""
         self.service_news: Callable[[], None] = _nothing
         """Called when a fact about a service has come."""
 
@@ -179,7 +181,8 @@ class SearchesView:
         if isinstance(fact, ServiceOver):
             self.services_over[fact.service] = self.services[fact.service], fact
             for old in list(self.services_over)[: max(0, len(self.services_over) - OVER_MAX)]:
-                del self.services_over[old]
+                del self.services_over[old], self.service_seq[old]
+        self.service_seq[fact.service] = self.position
         self._machine.apply(fact)  # type: ignore[arg-type]
         self._watch.wake((fact.service,))
         self.service_news()

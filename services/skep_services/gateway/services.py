@@ -12,7 +12,7 @@ from aiohttp import web
 from skep.access.rights import Action
 from skep.machines.searches.serving.state import Replica, Service
 from skep.wire import codec
-from skep.wire.bounds import UNDECODABLE
+from skep.wire.bounds import INSTANT_MAX, UNDECODABLE
 from skep.wire.parse import PROBLEMS_MAX
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchVerdict
@@ -31,7 +31,7 @@ log = structlog.get_logger(service="gateway")
 
 SHOWN_S = 2.0
 """Until a verdict's fact is here, which was stored before it was sent."""
-WAITS = ("ready", "over")
+WAITS = ("ready", "over", "change")
 
 
 class ScaleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,9 +85,12 @@ class Services:
         timeout_s = number(request, "timeout_s", WAIT_S, WAIT_S_MAX)
         if until not in ("", *WAITS):
             raise ApiError(400, Reason.BAD_VALUE, f"`wait` is one of {', '.join(WAITS)}")
+        seen = number(request, "since", self._seq(service), INSTANT_MAX)
 
         def reached() -> bool:
             now, over = self._view.service(service.service, may)
+            if until == "change":
+                return self._seq(now) != seen
             return over is not None or (until == "ready" and _whole(now))
 
         if until:
@@ -192,6 +195,9 @@ class Services:
             raise ApiError(status, reason, text, verdict.problems)
         return verdict
 
+    def _seq(self, service: Service) -> int:
+        return self._view.service_seq.get(service.service, 0)
+
     def _summary(self, service: Service, end: ServiceOver | None) -> dict[str, Any]:
         """Return a service without its replicas. Loads are those of this gateway."""
         spec, now = service.spec, time.monotonic()
@@ -215,10 +221,15 @@ class Services:
             "replicas": len(service.replicas),
             "replicas_max": spec.most,
             "scaled_why": service.scaled_why,
+            "scaled_at": service.scaled_at or None,
+            "seq": self._seq(service),
             "failures": service.failures,
             "requests_per_s": round(load.rate(now), 3),
             "p95_ms": load.p95_ms(now),
+            "target_per_s": spec.requests_per_s,
+            "latency_ms": spec.latency_ms,
             "open": load.open,
+            "waiting": load.waiting,
             "url": f"/v1/services/{spec.vc}.{spec.name}/http/",
         }
 

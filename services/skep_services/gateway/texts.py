@@ -187,6 +187,8 @@ def _about_trials(fact: trials.TrialBegun | trials.TrialOver) -> Line:
         if fact.kind is trials.Kind.PROBE:
             sizes = f"{fact.workers} to {fact.grown} workers on {', '.join(fact.nodes)}"
             return Line(f"probe {fact.trial} begins: {named} from {sizes}", reason=fact.why)
+        if fact.why is Reason.LATENCY_ABOVE:
+            return Line(f"trial {fact.trial}: {named}, judged by latency", reason=fact.why)
         return Line(f"trial {fact.trial} begins: {fact.kind} {named}", reason=fact.why)
     if fact.why is Reason.PROBED and fact.after:
         (each,) = fact.after

@@ -11,9 +11,11 @@ from skep.cells.nodes import NodeState
 from skep.ledger.attempts import request
 from skep.ledger.job_state import ArrayState, JobState
 from skep.ledger.pipelines import key_of
+from skep.ledger.trial_facts import key
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.deadline import told
 from skep.wire.reasons import TEXT, Reason
+from skep.wire.trials import Kind
 from skep_services.gateway import arrays
 from skep_services.gateway.cells import bound_view, owned_view
 from skep_services.gateway.fold import Fold
@@ -86,6 +88,8 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             would_change = [one.suggestion for one in job.problems if one.suggestion]
         case _:
             reasons = [_reason(row.why, job.detail)]
+    if row.state in (State.QUEUED, State.SUSPENDED, State.BOUND, State.RUNNING):
+        reasons += _by_latency(job, fold, now)
     return {"job": row.job, "state": row.state, "reasons": reasons, "would_change": would_change}
 
 
@@ -95,6 +99,18 @@ def _share_line(row: Row) -> str:
     if not row.beside:
         return f"{asked}; it has one to itself until other such jobs of VC {row.vc} come"
     return f"{asked}, and has one together with {' '.join(row.beside)}"
+
+
+def _by_latency(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:
+    """Return that it shares no GPU with a kind of job, as requests took too long beside it."""
+    tried = [one for one in fold.ledger.of(job.row.job) if one.why == Reason.LATENCY_ABOVE]
+    cooling = fold.state.tries.cooling.get(job.row.vc, {}).get(
+        key(Kind.PACK, tried[-1].families) if tried else ""
+    )
+    if cooling is None or cooling.until <= now:
+        return []
+    text = f"{tried[-1].detail}: jobs like these share no GPU until {told(cooling.until)}"
+    return [_said(Reason.LATENCY_ABOVE.value, text)]
 
 
 def _by_person(job: Job, fold: Fold, now: Instant) -> list[dict[str, str]]:

@@ -15,6 +15,9 @@ import signal
 
 import msgspec
 
+from skep.units import Instant
+from skep.wire import codec, subjects
+from skep.wire.served import ReplicaLate
 from skep_services.adapters import nats_access
 from skep_services.adapters.nats_link import Link, LinkOptions
 from skep_services.ports import RefusedError
@@ -25,6 +28,8 @@ from skep_services.supervisor.table import NATS
 
 LOOK_EVERY_S = 0.05
 WITHIN_S = 15.0
+TRIED_S = 0.2
+"""Until the bus would have refused what it does not allow: nobody answers what it allows."""
 
 
 class NotRunningError(Exception):
@@ -70,7 +75,7 @@ async def renew(home: str) -> list[str]:
 
 async def _knows(cluster: Cluster) -> bool:
     """Return whether the bus has the rights of this version: one that only it needs is tried."""
-    name = nats_access.BOOTSTRAP
+    name = "searches"
     options = LinkOptions(
         servers=tuple(cluster.nats.url.split(",")), identity=name, password=cluster.nats.users[name]
     )
@@ -79,8 +84,10 @@ async def _knows(cluster: Cluster) -> bool:
     except (ConnectionError, RefusedError):
         return False
     try:
-        # A right of the present table: an earlier one has no snapshots.
-        await link.call("$JS.API.STREAM.SNAPSHOT.NONE", b"{}", {}, 1.0)
+        # A right of the present table: an earlier one says nothing of late replicas, and this says
+        # nothing of one either.
+        nothing = ReplicaLate(job="j1", attempt=1, at=Instant(0), bound_ms=0, answered=0, late=0)
+        await link.call(subjects.LATE, codec.encode(nothing), {}, TRIED_S)
     except (ConnectionError, RefusedError):
         return False
     finally:

@@ -23,7 +23,7 @@ from skep.machines.allocator import (
     upkeep,
     windows,
 )
-from skep.machines.allocator.policies import advising, job_rates, probes, trials
+from skep.machines.allocator.policies import advising, job_rates, latency, probes, trials
 from skep.machines.allocator.settings import Settings
 from skep.machines.allocator.stages import Stage
 from skep.machines.allocator.transaction import Transaction
@@ -47,10 +47,11 @@ from skep.wire.node import (
     NodeJoined,
 )
 from skep.wire.reports import Heartbeat
+from skep.wire.served import ReplicaLate
 from skep.wire.trials import Judged
 from skep.wire.windows import CancelWindow, ReserveNodes
 
-AllocatorEvent = Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | Unreadable
+AllocatorEvent = Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | ReplicaLate | Unreadable
 """What the allocator takes from outside."""
 
 NOT_ITS = (MemberStepped, Unreadable)
@@ -181,7 +182,7 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.member_exited(tx, event, now)
         case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
             intake.member_told(tx, event, now)
-        case QueueAdvice() | Outlook() | LearnedAdvice() | SightWanted() | Judged():
+        case QueueAdvice() | Outlook() | LearnedAdvice() | SightWanted() | Judged() | ReplicaLate():
             _take_advice(tx, event, now)
         case Tick():
             upkeep.tick(tx, now)
@@ -193,10 +194,10 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
 
 def _take_advice(
     tx: Transaction,
-    event: QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged,
+    event: QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged | ReplicaLate,
     now: Instant,
 ) -> None:
-    """Take in what the advisor or the introspector say."""
+    """Take in what the advisor, the introspector or the service of searches say."""
     match event:
         case QueueAdvice():
             schedule.advised(tx, event, now)
@@ -208,3 +209,5 @@ def _take_advice(
             advising.wanted(tx, event)
         case Judged():
             trials.judged(tx, event, now)
+        case ReplicaLate():
+            latency.heard(tx, event, now)

@@ -116,6 +116,8 @@ class Soft:
         """Nodes whose heartbeat was really heard: `last_heard` also holds the benefit of doubt."""
         self.inventory_at: dict[str, Instant] = {}
         """When each node's inventory was taken, or could last have been."""
+        self.unsettled_packs: dict[str, Instant] = {}
+        """By job of a replica: since when it is as it is, if others were leaving it."""
         self.check_at: Instant | None = None
         self.losing = False
         """Whether further nodes may have to be given up first: until then no job is placed."""

@@ -48,8 +48,8 @@ def movable(job: JobView, how: str = "migrate") -> bool:
 
 
 def family(job: JobView) -> str:
-    """Return the family of a job, or else its VC and name."""
-    return job.spec.size.family or f"{job.spec.vc}/{job.spec.name}"
+    """Return the family of a job, or else its VC and name, as trials know it."""
+    return job.spec.alike
 
 
 def families(*jobs: JobView) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ import { PoliciesPage } from "./policies";
 import { ReplayPage } from "./replay";
 import { SearchPage } from "./search";
 import { SearchesPage } from "./searches";
+import { ServicePage } from "./service";
+import { ServicesPage } from "./services";
 import { SubmitPage } from "./submit";
 import { TenantPage } from "./tenant";
 import { TenantsPage } from "./tenants";
@@ -72,6 +74,8 @@ export const pages: PageOf[] = [
   detail("Tenant", "/tenants", TenantPage),
   page("Searches", "/searches", SearchesPage),
   detail("Search", "/searches", SearchPage),
+  page("Services", "/services", ServicesPage),
+  detail("Service", "/services", ServicePage),
   page("Ledger", "/ledger", LedgerPage, () => may("see-reports")),
   page("Policies", "/policies", PoliciesPage, () => may("see-reports")),
   page("Replay", "/replay", ReplayPage, () => may("set-vcs")),

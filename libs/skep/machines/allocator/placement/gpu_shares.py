@@ -205,6 +205,9 @@ def _join(tx: Transaction, job: JobState, room: Room, now: Instant) -> bool:
     against = trials.refusal(tx, Kind.PACK, (job, host), now, (host,))
     if against is not None and against.why in (Reason.TRIAL_COOLS, Reason.TRIAL_OPEN):
         return False
+    others = room.jobs[1:]
+    if any(trials.cools(tx, Kind.PACK, (job, other), now) is not None for other in others):
+        return False
     tried = None
     if against is None and len(room.jobs) == 1:
         both = bool(job_rates.solo(tx, job))

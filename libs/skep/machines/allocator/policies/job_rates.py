@@ -87,7 +87,8 @@ def _goes(tx: Transaction, job: JobState, pace: JobPace, now: Instant) -> None:
 
 def forget(tx: Transaction, name: str) -> None:
     """Forget how an attempt went that is over."""
-    for known in (tx.soft.paces, tx.soft.telling.settled, tx.soft.telling.alone):
+    soft = tx.soft
+    for known in (soft.paces, soft.telling.settled, soft.telling.alone, soft.unsettled_packs):
         known.pop(name, None)
 
 

@@ -91,10 +91,9 @@ def refusal(
     for job in jobs:
         if job.job in known.of_job or job.job in known.undoing:
             return Refused(Reason.TRIAL_OPEN, job.job)
-    named, vc = families(jobs), jobs[0].spec.vc
-    cools = known.cooling.get(vc, {}).get(key(kind, named))
-    if cools is not None and now < cools.until:
-        return Refused(Reason.TRIAL_COOLS, " ".join(named))
+    vc, cooling = jobs[0].spec.vc, cools(tx, kind, jobs, now)
+    if cooling is not None:
+        return cooling
     for name in counted(kind, [job.job for job in jobs], vc):
         if now < trial_facts.full(tx.state, name):
             return Refused(Reason.TRIALS_ENOUGH, name)
@@ -106,6 +105,15 @@ def refusal(
             return Refused(Reason.NOT_MEASURED, job.job)
         if kind is not Kind.PACK and _unsure(tx, job, now):
             return Refused(Reason.NOT_MEASURED, f"{job.job}: something has just changed")
+    return None
+
+
+def cools(tx: Transaction, kind: Kind, jobs: Sequence[JobState], now: Instant) -> Refused | None:
+    """Return that jobs like these were not worth such a trial lately, or None."""
+    named = families(jobs)
+    known = tx.state.tries.cooling.get(jobs[0].spec.vc, {}).get(key(kind, named))
+    if known is not None and now < known.until:
+        return Refused(Reason.TRIAL_COOLS, " ".join(named))
     return None
 
 
@@ -304,6 +312,46 @@ def judged(tx: Transaction, event: Judged, now: Instant) -> None:
         _over(tx, trial, Verdict.UNDONE, Reason.TRIAL_LOSES, now, found=event)
 
 
+def part(tx: Transaction, leaves: JobState, stays: JobState, now: Instant, detail: str) -> bool:
+    """Have a job leave the GPUs that it shares with another, by a measure that is no rate.
+
+    Without an open trial of the two one is recorded with its verdict: their kinds cool down, and
+    the job leaves, as after every trial.
+
+    Args:
+        tx: The verdict is recorded; what follows is done by `review`.
+        leaves: It shares GPUs with the other.
+        stays: The other.
+        now: The time of the decision.
+        detail: What was measured, in words.
+
+    Returns:
+        Whether that was done: not while one of them is in another trial.
+    """
+    known, jobs = tx.state.tries, (leaves, stays)
+    opened = {known.of_job[job.job] for job in jobs if job.job in known.of_job}
+    trial = known.open[min(opened)] if opened else None
+    if trial is None:
+        trial = TrialBegun(
+            trial=known.latest + 1,
+            kind=Kind.PACK,
+            vc=leaves.spec.vc,
+            jobs=tuple(_before(tx, job, job.attempt, Kind.PACK) for job in jobs),
+            families=families(jobs),
+            at=now,
+            until=now,
+            needed_milli=0,
+            why=Reason.LATENCY_ABOVE,
+        )
+        tx.record(trial)
+    if trial.kind is not Kind.PACK or {each.job for each in trial.jobs} != {
+        job.job for job in jobs
+    }:
+        return False
+    _over(tx, trial, Verdict.UNDONE, Reason.LATENCY_ABOVE, now, detail=detail, leaves=leaves.job)
+    return True
+
+
 def _goes_back(tx: Transaction, trial: TrialBegun, now: Instant) -> str:
     """Have a job that moved go back to its nodes; return why it cannot, empty if that begins."""
     job, to = tx.state.jobs[trial.jobs[0].job], ",".join(trial.nodes)
@@ -389,7 +437,9 @@ def _put_back(tx: Transaction, job: JobState, undo: Undo, now: Instant) -> None:
     One that stands without being asked to is left alone until it runs.
     """
     if undo.kind is Kind.PACK and job.state in (State.RUNNING, State.SUSPENDED):
-        making_room.leave(tx, job, None, now, "after a trial")
+        late = undo.why is Reason.LATENCY_ABOVE
+        detail = "requests to the replica beside it took too long" if late else "after a trial"
+        making_room.leave(tx, job, None, now, detail)
     ready = undo.kind in SIZES and job.state is State.RUNNING and job.known
     if ready and not (resizing.refusal(job, undo.workers) or sharing.shares(tx.state, job)):
         resizing.begin(tx, job, undo.workers, now, servers=undo.servers or None, why=undo.why)
@@ -404,6 +454,7 @@ def _over(
     *,
     found: Judged | None = None,
     detail: str = "",
+    leaves: str = "",
 ) -> None:
     """Record the verdict on a trial."""
     tx.record(
@@ -414,6 +465,7 @@ def _over(
             why=why,
             at=now,
             detail=detail,
+            leaves=leaves,
             gain_milli=found.gain_milli if found is not None else 0,
             low_milli=found.low_milli if found is not None else 0,
             high_milli=found.high_milli if found is not None else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from skep.machines.searches.serving.state import Service
+from skep.machines.searches.serving.state import Replica, Service
 from skep.units import NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire.reasons import Reason
 from skep.wire.served import ServiceServed
@@ -23,7 +23,27 @@ HEARD = seconds(5.0)
 KEPT_MAX = 4096
 """Messages that are kept of a service: those of eight gateways in a window are 240."""
 
+ANSWERS_MIN = 40
+"""Answers of a replica from which on it is judged how many of them were late."""
+CHANCE_SQUARED_PERCENT = 541
+"""By how many standard deviations (2.326: one in a hundred by chance) late answers must be more
+than they may be, squared, in hundredths."""
+
 assert SURE < WINDOW < DOWN
+
+
+def too_late(answered: int, late: int) -> bool:
+    """Return whether the 95th percentile of latency is above its bound, and that is no chance.
+
+    That is: more than one in 20 was late, by more than the spread of so many draws.
+
+    Args:
+        answered: Requests that were answered.
+        late: How many of them took longer than the bound.
+    """
+    over = 20 * late - answered
+    sure = 100 * over * over > CHANCE_SQUARED_PERCENT * 19 * answered
+    return answered >= ANSWERS_MIN and over > 0 and sure
 
 
 class Load:
@@ -36,11 +56,17 @@ class Load:
         self._asked: deque[tuple[Instant, int]] = deque(maxlen=KEPT_MAX)
         self._needs: deque[tuple[Instant, int]] = deque(maxlen=KEPT_MAX)
         self._began: Instant | None = None
+        self._quiet_since: Instant | None = None
+        """Since when nothing is asked or open, as far as that was heard without a break."""
 
     def take(self, gateway: str, said: ServiceServed, now: Instant) -> None:
         """Take over what a gateway says."""
         self._began = now if self._began is None else self._began
+        silent = all(at <= now - HEARD for at, _ in self.heard.values())
         self.heard[gateway] = now, said
+        busy = said.requests or said.waiting or any(one.open for one in said.replicas)
+        if busy or silent or self._quiet_since is None:
+            self._quiet_since = now
         self._asked.append((now, said.requests))
         while self._asked and self._asked[0][0] <= now - WINDOW:
             self._asked.popleft()
@@ -61,13 +87,29 @@ class Load:
         """Return the highest 95th percentile of latency that a gateway sees."""
         return max((said.p95_ms for said in self.present(now)), default=0)
 
+    def late(self, replica: Replica, now: Instant) -> tuple[int, int]:
+        """Return how many requests a replica answered at all gateways, and how many late."""
+        found = [
+            one
+            for said in self.present(now)
+            for one in said.replicas
+            if (one.replica, one.attempt) == (replica.number, replica.attempt)
+        ]
+        return sum(one.answered for one in found), sum(one.late for one in found)
+
     def scales(self, service: Service, now: Instant) -> ServiceScaled | None:
         """Return that a service is to have another number of replicas, or None."""
         spec = service.spec
         if spec.replicas_max is None or spec.requests_per_s is None or service.ending is not None:
             return None
-        if self._began is None or now < after(self._began, SURE) or not self.present(now):
+        if self._began is None or not self.present(now):
             return None
+        if service.wanted == 0 and spec.replicas == 0:
+            return self._first(service, now)
+        if now < after(self._began, SURE):
+            return None
+        if spec.replicas == 0 and self._idle(service, now):
+            return ServiceScaled(service=service.service, wanted=0, why=Reason.SERVICE_IDLE, at=now)
         rate, p95 = self.rate_milli(now), self.p95_ms(now)
         need, why = -(-rate // (spec.requests_per_s * 1000)), Reason.REQUEST_RATE
         if spec.latency_ms is not None and 2 * p95 > spec.latency_ms:
@@ -76,7 +118,7 @@ class Load:
             felt = service.wanted + (more and service.ready >= service.wanted)
             if felt > need:
                 need, why = felt, Reason.LATENCY
-        need = min(max(need, spec.replicas), spec.most)
+        need = min(max(need, spec.replicas, 1), spec.most)
         if need < service.wanted:
             need = self._down_to(need, service, now)
         else:
@@ -85,6 +127,34 @@ class Load:
             return None
         return ServiceScaled(
             service=service.service, wanted=need, why=why, at=now, rate_milli=rate, p95_ms=p95
+        )
+
+    def _first(self, service: Service, now: Instant) -> ServiceScaled | None:
+        """Return that a service without replicas is to have one, if something was asked of it."""
+        if not any(said.waiting or said.requests for said in self.present(now)):
+            return None
+        return ServiceScaled(
+            service=service.service,
+            wanted=1,
+            why=Reason.REQUEST_WAITS,
+            at=now,
+            rate_milli=self.rate_milli(now),
+        )
+
+    def _idle(self, service: Service, now: Instant) -> bool:
+        """Return whether nothing was asked for so long that no replica is to be left.
+
+        While none is ready there was nothing to ask, so one that makes ready has `start` for it.
+        """
+        spec = service.spec
+        if self._quiet_since is None:
+            return False
+        length = spec.seconds_of("idle")
+        ready = [replica.since for replica in service.serving if replica.ready]
+        if not ready:
+            length = max(length, spec.seconds_of("start"))
+        return now >= after(
+            max(self._quiet_since, min(ready, default=self._quiet_since)), seconds(length)
         )
 
     def _down_to(self, need: int, service: Service, now: Instant) -> int:

@@ -22,14 +22,14 @@ from skep.access.roles import Roles
 from skep.machines.base import Effect, Record, Send
 from skep.machines.searches.requests import begin_problem
 from skep.machines.searches.serving import hearing, plan
-from skep.machines.searches.serving.load import Load
+from skep.machines.searches.serving.load import Load, too_late
 from skep.machines.searches.serving.state import Replica, Service, apply, job_of, key_of
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
 from skep.wire.codec import ServiceFact
 from skep.wire.reasons import Reason
 from skep.wire.search_facts import SearchRequest, SearchVerdict
-from skep.wire.served import Served
+from skep.wire.served import ReplicaLate, Served
 from skep.wire.service import ServiceSpec, service_id
 from skep.wire.service_facts import (
     BeginService,
@@ -52,6 +52,8 @@ from skep.wire.spec import Problem
 
 RESEND = seconds(5.0)
 """Until a request is repeated that nothing came of: it is answered in milliseconds."""
+LATE_EVERY = seconds(1.0)
+"""Between two messages that replicas of a service take too long, however many gateways say so."""
 SERVICES_MAX = 32
 """Services of one VC that are not over."""
 STEPS_MAX = 2000
@@ -79,6 +81,8 @@ class Soft:
         self.sent: dict[str, dict[int, tuple[str, Instant]]] = {}
         """By service and replica: what was asked for its job, and when it is asked again."""
         self.due: dict[str, Instant | None] = {}
+        self.told_late: dict[str, Instant] = {}
+        """By service: when it was last said which replicas take too long."""
 
 
 class Serving:
@@ -122,6 +126,7 @@ class Serving:
             if each.service in self.services:
                 self._soft.loads.setdefault(each.service, Load()).take(said.gateway, each, now)
                 self.follow(each.service, now)
+                self._tell_late(each.service, now)
 
     def tick(self, now: Instant) -> None:
         """Do what is due."""
@@ -220,6 +225,9 @@ class Serving:
             return done
         if isinstance(asked, ScaleService):
             spec = service.spec
+            if spec.replicas and not asked.replicas:
+                text = f"{name} has at least one replica: give it `replicas: 0`, or stop it"
+                return _refused(name, "$.replicas", Reason.BAD_VALUE, text)
             if spec.replicas_max is not None and not spec.replicas <= asked.replicas <= spec.most:
                 text = f"{name} has {spec.replicas} to {spec.most} replicas, by how much is asked"
                 return _refused(name, "$.replicas", Reason.BAD_VALUE, text)
@@ -272,8 +280,9 @@ class Serving:
                 if isinstance(fact, ServiceOver):
                     break
         if name not in self.services:
-            for soft in (self._soft.loads, self._soft.sent, self._soft.due):
-                soft.pop(name, None)
+            soft = self._soft
+            for known in (soft.loads, soft.sent, soft.due, soft.told_late):
+                known.pop(name, None)
             return
         assert service is not None
         times = [plan.wake_at(service, now), *self._tell_jobs(service, now)]
@@ -299,6 +308,27 @@ class Serving:
         for number in [number for number in sent if number not in service.replicas]:
             del sent[number]
         return times
+
+    def _tell_late(self, name: str, now: Instant) -> None:
+        """Tell the allocator of replicas whose requests take longer than their service allows."""
+        service, load = self.services.get(name), self._soft.loads.get(name)
+        if service is None or load is None or service.spec.latency_ms is None:
+            return
+        if now < after(self._soft.told_late.get(name, Instant(0)), LATE_EVERY):
+            return
+        for replica in service.serving:
+            answered, late = load.late(replica, now)
+            if replica.ready and too_late(answered, late):
+                self._soft.told_late[name] = now
+                told = ReplicaLate(
+                    job=replica.job,
+                    attempt=replica.attempt,
+                    at=now,
+                    bound_ms=service.spec.latency_ms,
+                    answered=answered,
+                    late=late,
+                )
+                self.effects.append(Send(subjects.LATE, told))
 
     def _send(self, service: Service, replica: Replica, wish: str) -> None:
         # The job is the person's that began the service. Skep cancels it itself, as the VC.
@@ -370,7 +400,7 @@ class Serving:
         """
         jobs = {}
         for service in self.services.values():
-            assert service.wanted >= 1, service.service
+            assert service.wanted >= min(1, service.spec.replicas), service.service
             for number, replica in service.replicas.items():
                 assert number == replica.number <= service.added, replica
                 assert replica.revision in service.specs, replica
