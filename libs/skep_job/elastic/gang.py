@@ -435,12 +435,11 @@ class Gang:
             return ""
         seat = Seat(plan.generation, plan.rank, plan.world)
         try:
-            self._taken = self.regroup.take(round_, seat)
+            self._taken = self.regroup.take(round_, seat, clock)
         except StoreLost:
             raise
         except Exception as error:  # Of the script's `split`, of torch, of a peer: all undo it.
             return f"rank {plan.rank} did not get its part of the state: {describe(error)}"
-        clock.part("reshard")
         return ""
 
     def _drop_offer(self) -> None:

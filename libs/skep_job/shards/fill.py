@@ -59,6 +59,7 @@ def fill(
     plain: Any,
     layout: dict[str, Any],
     holders: Sequence[Holder],
+    clock: Any = None,
     *,
     fresh: bool = False,
 ) -> Tensors:
@@ -77,6 +78,7 @@ def fill(
     tensors = wanted(tracked, plain, layout)
     if fresh:
         tensors = {name: _empty_like(each) for name, each in tensors.items()}
+    if clock: clock.part("memory")
     tasks: dict[int, list[Block]] = {}
     for name, tensor in tensors.items():
         local = local_of(tensor)
@@ -86,6 +88,7 @@ def fill(
             into = block(local, each.offsets, each.lengths)
             task = Block(name, each.source_offsets, each.lengths, into)
             tasks.setdefault(have[each.source], []).append(task)
+    if clock: clock.part("plan")
     if tasks:
         with ThreadPoolExecutor(len(tasks), "skep-shards") as pool:
             list(pool.map(lambda number: holders[number].give(tasks[number]), tasks))

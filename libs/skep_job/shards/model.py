@@ -86,7 +86,7 @@ class SplitModel(nn.Module):
                     dist.broadcast(tensor, 0)
         self._apply_split(self.module, seat)
 
-    def renew(self, seat: Seat) -> None:
+    def renew(self, seat: Seat, clock: Any) -> None:
         """Make the module for another gang, without content.
 
         Buffers, modes and what is frozen are as they were.
@@ -101,8 +101,11 @@ class SplitModel(nn.Module):
         was = dict(old.named_parameters())
         device = next((local_of(each).device for each in was.values()), torch.device("cpu"))
         new = copy.deepcopy(self._bare[0])
+        clock.part("template")
         self._apply_split(new, seat)
+        clock.part("split")
         new.to_empty(device=device)
+        clock.part("empty")
         with torch.no_grad():
             there = dict(old.named_buffers())
             for name, buffer in new.named_buffers():

@@ -23,6 +23,7 @@ from skep_job.state import snapshot
 from skep_job.state.snapshot import Snapshot, layout_of
 from skep_job.state.state_tree import Tensors, decode
 
+from skep_job.elastic.parts import Clock
 if TYPE_CHECKING:
     from skep_job.elastic.agreement import Plan, Round
     from skep_job.elastic.parts import Seat
@@ -56,12 +57,15 @@ class Regroup:
         self._offer = Offer(state)
         round_.offer(rank, json.dumps(self._offer.address((plan.host, plan.port))))
 
-    def take(self, round_: Round, seat: Seat) -> tuple[dict[str, Any] | None, int]:
+    def take(
+        self, round_: Round, seat: Seat, clock: Clock
+    ) -> tuple[dict[str, Any] | None, int]:
         """Become a rank of the gang that is formed, all of its state included.
 
         Args:
             round_: The change.
             seat: The place in the new gang, whose process group is the default one.
+            clock: It measures the parts.
 
         Returns:
             The place in the training for a newcomer, else None; and the bytes that came.
@@ -85,7 +89,8 @@ class Regroup:
                 else (peers[0].plain, peers[0].layout)
             )
             first = [Own(state)] if state is not None else []
-            tensors = self._become(seat, plain, layout, [*first, *peers])
+            clock.part("connect")
+            tensors = self._become(seat, plain, layout, [*first, *peers], clock)
         moved = sum(each.moved for each in peers)
         if state is not None:
             return None, moved
@@ -95,7 +100,7 @@ class Regroup:
         """Become what this rank was in the gang that was, which is formed again."""
         assert self._offer is not None, "a newcomer has nothing to go back to"
         state = self._offer.state
-        self._become(seat, state.plain, layout_of(state.tensors), [Own(state)])
+        self._become(seat, state.plain, layout_of(state.tensors), [Own(state)], Clock())
         self.close()
 
     def close(self) -> None:
@@ -105,23 +110,31 @@ class Regroup:
             self._offer = None
 
     def _become(
-        self, seat: Seat, plain: Any, layout: dict[str, Any], holders: list[Any]
+        self,
+        seat: Seat,
+        plain: Any,
+        layout: dict[str, Any],
+        holders: list[Any],
+        clock: Clock,
     ) -> Tensors:
         tracked = self._tracked()
         for model in self.models:
-            model.renew(seat)
+            model.renew(seat, clock)
         for name, groups in self._names.items():
             self._renew_optimizer(tracked[name], groups)
         why = snapshot.why_unfit(tracked, plain, layout)
         if why:
             raise NotThere(why)
-        tensors = fill(tracked, plain, layout, holders)
+        clock.part("check")
+        tensors = fill(tracked, plain, layout, holders, clock)
+        clock.part("bytes")
         here = rewrite(plain, tensors)
         assert unsplit(here) == unsplit(plain)
         for name, part in tracked.items():
             if not callable(getattr(part, "parameters", None)):
                 snapshot.load_part(part, decode(here["tracked"][name], tensors))
         self._put_gradients(tracked, tensors)
+        clock.part("load")
         return tensors
 
     def _note_names(self) -> None:

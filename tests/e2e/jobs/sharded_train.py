@@ -175,9 +175,17 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def pauses_of(run: Any) -> list[dict[str, Any]]:
+    """Return what the changes of the gang have cost until now."""
+    return [
+        {"step": p.step, "total_ns": p.total_ns, "parts_ns": p.parts_ns, "bytes": p.bytes}
+        for p in getattr(getattr(run, "gang", None), "pauses", ())
+    ]
+
+
 def hold(run: Any, step: int) -> None:
     """Wait for a line; with "due", then until a change is known here."""
-    say(holds=step)
+    say(holds=step, pauses=pauses_of(run))
     word = sys.stdin.readline().strip()
     observation = skep_job.current()
     if word != "go" and observation is not None:
@@ -328,10 +336,7 @@ def main() -> None:
             pid=os.getpid(),
             losses=losses,
             times=[after - before for before, after in itertools.pairwise(ends)],
-            pauses=[
-                {"step": p.step, "total_ns": p.total_ns, "parts_ns": p.parts_ns, "bytes": p.bytes}
-                for p in getattr(getattr(run, "gang", None), "pauses", ())
-            ],
+            pauses=pauses_of(run),
         )
     if not options["elastic"] and dist.is_initialized():
         dist.destroy_process_group()
