@@ -351,7 +351,12 @@ class Gang:
         return json.dumps(snapshot.layout_of(self._snapshot().tensors))
 
     def _copying_s(self, plan: Plan) -> float:
-        """Return how long newcomers may take to get the state, one after the other at worst."""
+        """Return how long newcomers may take to get the state, one after the other at worst.
+
+        It is brought before the verdict only where it is not split.
+        """
+        if self.regroup is not None:
+            return 0.0
         newcomers = max(plan.world - 1, 0)
         return newcomers * self._snapshot().bytes / COPY_BYTES_PER_S_MIN
 
