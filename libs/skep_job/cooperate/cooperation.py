@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from skep_job.cooperate.gang_barrier import Together
 from skep_job.cooperate.successor import Successor, Whose
-from skep_job.cooperate.warm_up import warm_up
+from skep_job.cooperate.warm_up import make_state, warm_up
 from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
 from skep_job.observe.metrics import Metrics
 from skep_job.observe.reporter import complain
@@ -400,8 +400,9 @@ class Cooperation:
         return None
 
     def _succeed(self, run: Run, token: str) -> dict[str, Any]:
-        if not self._split or self._options.warm_up is not None:
-            # Else ranks that guess would wait for one another within the model.
+        if self._split and self._options.warm_up is None:
+            make_state(run.tracked)  # Ranks that guess would wait for one another in the model.
+        else:
             warm_up(run.tracked, self._options.warm_up)
         successor = Successor(self._control, self._whose, token, run.tracked, self._options.host)
         self._successor = successor
@@ -435,7 +436,7 @@ class Cooperation:
     # --- moving -----------------------------------------------------------------------------------
 
     def _on_move(self, message: Message) -> None:
-        since_ns = time.monotonic_ns()
+        since_ns, stopped_at = time.monotonic_ns(), time.time_ns()
         # What was given back is in the host's memory, and goes from there.
         state = self._snapshot()._replace(peek=self._control.peek)
         self._require_memory(state)
@@ -446,7 +447,7 @@ class Cooperation:
             "world": self._whose.world if self._elastic is None else self._elastic.world(),
             "step": self._steps(),
             **self._counts(),
-            "stopped_at": time.time_ns(),
+            "stopped_at": stopped_at,
         }
         if self._split and self._seat() != (self._whose.rank, about["world"]):
             reason = "this rank of the gang has had another number: a move needs it as it began"
