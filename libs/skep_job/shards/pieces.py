@@ -68,9 +68,7 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
             distinct.setdefault((piece.offsets, piece.lengths), number)
 
     numbers = list(distinct.values())
-    found = [
-        Copy(numbers[source], *each) for source, *each in _overlaps(tuple(distinct), wanted)
-    ]
+    found = [Copy(numbers[source], *each) for source, *each in _overlaps(tuple(distinct), wanted)]
     covered = sum(math.prod(each.lengths) for each in found)
     if covered != wanted.numel:
         reason = f"{name} has {wanted.numel} elements on this rank, of which {covered} are there"

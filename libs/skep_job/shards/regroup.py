@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from skep_job.elastic.parts import Clock
 from skep_job.shards.fill import Holder, fill, rewrite
 from skep_job.shards.model import SplitModel
 from skep_job.shards.peers import Offer, Own, Peer
@@ -24,7 +25,6 @@ from skep_job.state import snapshot
 from skep_job.state.snapshot import Snapshot
 from skep_job.state.state_tree import Tensors, decode
 
-from skep_job.elastic.parts import Clock
 if TYPE_CHECKING:
     from skep_job.elastic.agreement import Plan, Round
     from skep_job.elastic.parts import Seat
@@ -60,9 +60,7 @@ class Regroup:
         self._offer, self._rank = Offer(state), rank
         round_.offer(rank, json.dumps(self._offer.address((plan.host, plan.port))))
 
-    def take(
-        self, round_: Round, seat: Seat, clock: Clock
-    ) -> tuple[dict[str, Any] | None, int]:
+    def take(self, round_: Round, seat: Seat, clock: Clock) -> tuple[dict[str, Any] | None, int]:
         """Become a rank of the gang that is formed, all of its state included.
 
         Args:
@@ -96,7 +94,7 @@ class Regroup:
             if own is None:
                 self._check(plain, layout)
                 clock.part("check")
-            holders = [own, *peers] if own is not None else peers
+            holders: list[Holder] = [own, *peers] if own is not None else [*peers]
             tensors = self._fill(plain, layout, holders, clock)
         moved = sum(each.moved for each in peers)
         if own is not None:
@@ -140,8 +138,7 @@ class Regroup:
     ) -> Tensors:
         """Fill what `_renew` has made, and return its tensors."""
         tracked = self._tracked()
-        tensors = fill(tracked, plain, layout, holders, clock)
-        clock.part("bytes")
+        tensors = fill(tracked, plain, layout, holders, part=clock.part)
         here = rewrite(plain, tensors)
         for name, part in tracked.items():
             if not callable(getattr(part, "parameters", None)):

@@ -6,7 +6,6 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-
 OFFSETS_MAX = 10_000
 """Kinds of parts whose place is remembered: a model has a few."""
 _OFFSETS: dict[tuple[Any, ...], tuple[int, ...]] = {}
