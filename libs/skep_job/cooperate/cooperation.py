@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -36,7 +36,7 @@ from skep_job.shards.pieces import NotThere
 from skep_job.state import random_state, snapshot, transfer
 from skep_job.state.checkpoint_file import Stored, Unreadable, read_tensors
 from skep_job.state.checkpoint_folder import KEEP, Checkpoints, Entry, Superseded
-from skep_job.state.piece import is_shard
+from skep_job.state.piece import is_shard, learn
 from skep_job.state.snapshot import Snapshot
 from skep_job.warm import recording
 
@@ -141,6 +141,7 @@ class Cooperation:
         self._split = _is_split(run.tracked, self._elastic)
         if self._split:
             self._check_versions()
+            learn(_parameters(run.tracked))
         control.say("can", tier="cooperative", can=self._can(run))
         recording.record()
         self._catch_sigterm()
@@ -558,12 +559,13 @@ def _is_split(tracked: dict[str, Any], elastic: Elastic | None) -> bool:
     """Return whether this rank has a part of the state, and not all of it."""
     if elastic is not None:
         return elastic.is_split()
-    return any(
-        is_shard(parameter)
-        for part in tracked.values()
-        if callable(getattr(part, "parameters", None))
-        for parameter in part.parameters()
-    )
+    return any(is_shard(parameter) for parameter in _parameters(tracked))
+
+
+def _parameters(tracked: dict[str, Any]) -> Iterator[Any]:
+    for part in tracked.values():
+        if callable(getattr(part, "parameters", None)):
+            yield from part.parameters()
 
 
 def _version_number(text: str) -> list[int]:

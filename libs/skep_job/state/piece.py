@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 OFFSETS_MAX = 10_000
@@ -59,6 +61,13 @@ def piece_of(tensor: Any) -> Piece:
             _OFFSETS.clear()
         _OFFSETS[key] = offsets
     return Piece(size, offsets, local)
+
+
+def learn(tensors: Iterable[Any]) -> None:
+    """Ask once where parts begin, at the start of a job: PyTorch takes long to say it."""
+    for tensor in tensors:
+        with contextlib.suppress(UnknownSplit):  # Said when it is to be stored.
+            piece_of(tensor)
 
 
 def _offsets(tensor: Any, local: tuple[int, ...]) -> tuple[int, ...]:
