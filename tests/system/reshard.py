@@ -531,16 +531,25 @@ def receive(server: socket.socket, into: bytearray) -> None:
             done += count
 
 
+def parts_of(member: Member) -> dict[str, list[float]]:
+    """Return how long each part of a move took: by the clock, and of the processors (ms)."""
+    return {line["part"]: [line["ms"], line["cpu_ms"]] for line in member.lines if "part" in line}
+
+
 def move(folder: Path) -> dict[str, Any]:
     """100 M parameters: a move to warm successors beside what the link takes."""
-    with gang(folder, hold=[2], elastic=False, **LARGE) as of:
-        later = moved(of, [of.start(rank, 4) for rank in range(4)], 2)
+    with gang(folder, hold=[2], elastic=False, measures=True, **LARGE) as of:
+        sources = [of.start(rank, 4) for rank in range(4)]
+        later = moved(of, sources, 2)
         pauses = [int(str(member.wait_told("resumed")["pause_ns"])) for member in later]
         sizes = [int(str(member.answers("loaded")[-1]["bytes"])) for member in later]
+        parts = [parts_of(member) for member in (sources[0], later[0])]
     link = statistics.median(link_ms(sum(sizes), len(sizes)) for _ in range(5))
     pause = max(pauses) / 1e6
     return {
         "pauses_ms": [round(each / 1e6, 1) for each in pauses],
+        "parts_of_source_ms": parts[0],
+        "parts_of_successor_ms": parts[1],
         "bytes": sum(sizes),
         "link_ms": round(link, 1),
         "link_gbit_s": round(sum(sizes) * 8 / link / 1e6, 1),
@@ -551,7 +560,7 @@ def move(folder: Path) -> dict[str, Any]:
 
 def speed(folder: Path) -> dict[str, Any]:
     """100 M parameters: how long the training stands still."""
-    with gang(folder, hold=[2, 4, 7], **LARGE) as of:
+    with gang(folder, hold=[2, 4, 6, 9], **LARGE) as of:
         members = [of.start(rank, 4) for rank in range(4)]
         stood = []
         for at, number in ((2, 1), (4, 2)):
@@ -563,21 +572,26 @@ def speed(folder: Path) -> dict[str, Any]:
             answers = [member.wait_told("checkpointed", order=number) for member in members]
             stood.append([round(each["pause_ns"] / 1e6, 1) for each in answers])
         a, b, c, d = members
-        change(of, {a: 0, b: 1, c: 2, d: -1}, 7)
-        ends(members)
+        told = change(of, {a: 0, b: 1, c: 2, d: -1}, 6)
+        for member in (a, b, c):
+            member.wait_holding(9)  # It has gone on.
         times = a.said("times")
-        pauses = {m: m.said("pauses")[-1] for m in members}
+        pauses = [member.said("pauses")[-1] for member in (a, b, c)]
         size = sum(each.stat().st_size for each in (folder / "checkpoints").glob("*-s*3-r*of4.*"))
         return {
             "parameters_millions": 100.7,
             "checkpoint_stalls_ms": stood,
             "checkpoint_stall_of_the_second_ms": max(stood[1]),
             "checkpoint_bytes": size,
-            "mini_batch_ms": round(statistics.median(times) * 1e3),
+            "mini_batch_ms": round(statistics.median(times[:-1]) * 1e3),
             "mini_batches_ms": [round(each * 1e3) for each in times],
-            "resize_4_to_3_ms": [round(p["total_ns"] / 1e6, 1) for p in pauses.values()],
-            "parts_ms": {k: round(v / 1e6, 1) for k, v in pauses[a]["parts_ns"].items()},
-            "bytes_to_each": [p["bytes"] for p in pauses.values()],
+            "with_3_ranks_ms": round(times[-1] * 1e3),
+            "resize_4_to_3_ms": [round(each["pause_ns"] / 1e6, 1) for each in told],
+            "parts_ms": [
+                {name: round(ns / 1e6, 1) for name, ns in each["parts_ns"].items()}
+                for each in pauses
+            ],
+            "bytes_to_each": [each["bytes"] for each in pauses],
         }
 
 

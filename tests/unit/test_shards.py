@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from skep_job.cooperate.warm_up import make_state
 from skep_job.shards.fill import Block, fill, rewrite
 from skep_job.shards.later import Later
 from skep_job.shards.pieces import NotThere, block, copies, shards_in, unsplit
@@ -15,7 +16,7 @@ from skep_job.shards.templates import has_shards, pieces_of
 from skep_job.state import checkpoint_file, snapshot
 from skep_job.state.checkpoint_file import Unreadable
 from skep_job.state.checkpoint_folder import Checkpoints
-from skep_job.state.piece import Piece
+from skep_job.state.piece import Piece, piece_of
 from skep_job.state.snapshot import Snapshot
 from skep_job.state.state_tree import Encoder, Unsaveable
 
@@ -147,6 +148,43 @@ def file_of(folder: Path, rank: int, step: int, attempt: int = 1) -> Checkpoints
 
 def steps_in(folder: Path) -> list[str]:
     return sorted(path.name[8:] for path in folder.glob("*.safetensors"))
+
+
+def test_a_part_of_one_shape_begins_elsewhere_on_another_rank() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for rank in (0, 2, 1):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+        try:
+            mesh = init_device_mesh("cpu", (3,))
+            part = DTensor.from_local(torch.zeros(2, 5), mesh, [Shard(0)])
+            assert piece_of(part) == Piece((6, 5), (2 * rank, 0), (2, 5))
+        finally:
+            dist.destroy_process_group()
+
+
+def test_only_what_needs_no_other_rank_steps_before_a_move(mesh: Any) -> None:
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(4, 2)
+    fully_shard(model, mesh=mesh)
+
+    class Own(torch.optim.AdamW):
+        """What it needs for a step is not known."""
+
+    known = torch.optim.AdamW([model.weight])
+    other = Own([model.bias])
+    make_state({"model": model, "known": known, "other": other})
+    assert set(known.state[model.weight]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert piece_of(known.state[model.weight]["exp_avg"]) == piece_of(model.weight)
+    assert not other.state
+    assert model.weight.grad is None
+    assert model.bias.grad is None
 
 
 def test_an_older_checkpoint_stays_until_two_newer_ones_are_whole(tmp_path: Path) -> None:

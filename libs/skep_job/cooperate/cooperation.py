@@ -18,14 +18,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from skep_job.cooperate.gang_barrier import Together
 from skep_job.cooperate.successor import Successor, Whose
-from skep_job.cooperate.warm_up import warm_up
+from skep_job.cooperate.warm_up import make_state, warm_up
 from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
 from skep_job.observe.metrics import Metrics
 from skep_job.observe.reporter import complain
@@ -36,7 +36,7 @@ from skep_job.shards.pieces import NotThere
 from skep_job.state import random_state, snapshot, transfer
 from skep_job.state.checkpoint_file import Stored, Unreadable, read_tensors
 from skep_job.state.checkpoint_folder import KEEP, Checkpoints, Entry, Superseded
-from skep_job.state.piece import is_shard
+from skep_job.state.piece import is_shard, learn
 from skep_job.state.snapshot import Snapshot
 from skep_job.warm import recording
 
@@ -141,6 +141,7 @@ class Cooperation:
         self._split = _is_split(run.tracked, self._elastic)
         if self._split:
             self._check_versions()
+            learn(_parameters(run.tracked))
         control.say("can", tier="cooperative", can=self._can(run))
         recording.record()
         self._catch_sigterm()
@@ -400,8 +401,9 @@ class Cooperation:
         return None
 
     def _succeed(self, run: Run, token: str) -> dict[str, Any]:
-        if not self._split or self._options.warm_up is not None:
-            # Else ranks that guess would wait for one another within the model.
+        if self._split and self._options.warm_up is None:
+            make_state(run.tracked)  # Ranks that guess would wait for one another in the model.
+        else:
             warm_up(run.tracked, self._options.warm_up)
         successor = Successor(self._control, self._whose, token, run.tracked, self._options.host)
         self._successor = successor
@@ -435,7 +437,7 @@ class Cooperation:
     # --- moving -----------------------------------------------------------------------------------
 
     def _on_move(self, message: Message) -> None:
-        since_ns = time.monotonic_ns()
+        since_ns, stopped_at = time.monotonic_ns(), time.time_ns()
         # What was given back is in the host's memory, and goes from there.
         state = self._snapshot()._replace(peek=self._control.peek)
         self._require_memory(state)
@@ -446,7 +448,7 @@ class Cooperation:
             "world": self._whose.world if self._elastic is None else self._elastic.world(),
             "step": self._steps(),
             **self._counts(),
-            "stopped_at": time.time_ns(),
+            "stopped_at": stopped_at,
         }
         if self._split and self._seat() != (self._whose.rank, about["world"]):
             reason = "this rank of the gang has had another number: a move needs it as it began"
@@ -557,12 +559,13 @@ def _is_split(tracked: dict[str, Any], elastic: Elastic | None) -> bool:
     """Return whether this rank has a part of the state, and not all of it."""
     if elastic is not None:
         return elastic.is_split()
-    return any(
-        is_shard(parameter)
-        for part in tracked.values()
-        if callable(getattr(part, "parameters", None))
-        for parameter in part.parameters()
-    )
+    return any(is_shard(parameter) for parameter in _parameters(tracked))
+
+
+def _parameters(tracked: dict[str, Any]) -> Iterator[Any]:
+    for part in tracked.values():
+        if callable(getattr(part, "parameters", None)):
+            yield from part.parameters()
 
 
 def _version_number(text: str) -> list[int]:

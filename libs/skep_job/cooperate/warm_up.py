@@ -15,6 +15,21 @@ from typing import Any
 from skep_job.link.orders import describe
 from skep_job.observe.reporter import complain
 
+ELEMENTWISE = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+)
+"""Optimizers of PyTorch whose step changes each element by itself."""
+
 
 def warm_up(tracked: dict[str, Any], step: Callable[[], object] | None) -> bool:
     """Do one step of training without meaning; return whether it went well.
@@ -53,6 +68,25 @@ def warm_up(tracked: dict[str, Any], step: Callable[[], object] | None) -> bool:
         for buffer, before in unsaved:
             buffer.copy_(before)
     return went_well
+
+
+def make_state(tracked: dict[str, Any]) -> None:
+    """Have optimizers make their state, and touch its memory, without a word to other ranks.
+
+    It is done for those of PyTorch that change each element by itself. Others may need numbers of
+    all ranks for a step, and a rank whose step fails would leave the rest waiting. Parameters may
+    change: what arrives overwrites them.
+
+    Args:
+        tracked: By name; whose parameters may be split over ranks.
+    """
+    import torch
+
+    kinds = {getattr(torch.optim, name) for name in ELEMENTWISE if hasattr(torch.optim, name)}
+    optimizers = [part for part in tracked.values() if type(part) in kinds]
+    _touch(optimizers)
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _guess(modules: list[Any], optimizers: list[Any]) -> None:

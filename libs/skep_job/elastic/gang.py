@@ -351,7 +351,12 @@ class Gang:
         return json.dumps(snapshot.layout_of(self._snapshot().tensors))
 
     def _copying_s(self, plan: Plan) -> float:
-        """Return how long newcomers may take to get the state, one after the other at worst."""
+        """Return how long newcomers may take to get the state, one after the other at worst.
+
+        It is brought before the verdict only where it is not split.
+        """
+        if self.regroup is not None:
+            return 0.0
         newcomers = max(plan.world - 1, 0)
         return newcomers * self._snapshot().bytes / COPY_BYTES_PER_S_MIN
 
@@ -435,12 +440,11 @@ class Gang:
             return ""
         seat = Seat(plan.generation, plan.rank, plan.world)
         try:
-            self._taken = self.regroup.take(round_, seat)
+            self._taken = self.regroup.take(round_, seat, clock)
         except StoreLost:
             raise
         except Exception as error:  # Of the script's `split`, of torch, of a peer: all undo it.
             return f"rank {plan.rank} did not get its part of the state: {describe(error)}"
-        clock.part("reshard")
         return ""
 
     def _drop_offer(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -54,6 +54,10 @@ def wanted(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> Tenso
     }
 
 
+def _pass_over(_part: str) -> None:
+    """Measure nothing."""
+
+
 def fill(
     tracked: dict[str, Any],
     plain: Any,
@@ -61,6 +65,7 @@ def fill(
     holders: Sequence[Holder],
     *,
     fresh: bool = False,
+    part: Callable[[str], object] = _pass_over,
 ) -> Tensors:
     """Return the tensors of this process with their content.
 
@@ -70,6 +75,7 @@ def fill(
         layout: dtype and shape of each tensor.
         holders: What has pieces; of equal pieces that of the first holder is taken.
         fresh: Whether the tensors are to have memory of their own, and not the job's.
+        part: It is called at the end of each part of the work: memory, plan, bytes.
 
     Raises:
         NotThere: A part is in no holder, or cannot be split as it is here.
@@ -77,6 +83,7 @@ def fill(
     tensors = wanted(tracked, plain, layout)
     if fresh:
         tensors = {name: _empty_like(each) for name, each in tensors.items()}
+    part("memory")
     tasks: dict[int, list[Block]] = {}
     for name, tensor in tensors.items():
         local = local_of(tensor)
@@ -86,9 +93,11 @@ def fill(
             into = block(local, each.offsets, each.lengths)
             task = Block(name, each.source_offsets, each.lengths, into)
             tasks.setdefault(have[each.source], []).append(task)
+    part("plan")
     if tasks:
         with ThreadPoolExecutor(len(tasks), "skep-shards") as pool:
             list(pool.map(lambda number: holders[number].give(tasks[number]), tasks))
+    part("bytes")
     return tensors
 
 

@@ -22,7 +22,7 @@ from skep_job.shards.pieces import NotThere
 from skep_job.state.piece import is_shard, local_of
 
 if TYPE_CHECKING:
-    from skep_job.elastic.parts import Seat
+    from skep_job.elastic.parts import Clock, Seat
 
 Split = Callable[[nn.Module], object]
 """Applies `fully_shard` or `parallelize_module` over the ranks of the default process group.
@@ -86,13 +86,14 @@ class SplitModel(nn.Module):
                     dist.broadcast(tensor, 0)
         self._apply_split(self.module, seat)
 
-    def renew(self, seat: Seat) -> None:
+    def renew(self, seat: Seat, clock: Clock) -> None:
         """Make the module for another gang, without content.
 
         Buffers, modes and what is frozen are as they were.
 
         Args:
             seat: This rank's place in that gang.
+            clock: It measures the parts: template, split, empty.
 
         Raises:
             NotThere: The module cannot be split over that gang.
@@ -101,8 +102,11 @@ class SplitModel(nn.Module):
         was = dict(old.named_parameters())
         device = next((local_of(each).device for each in was.values()), torch.device("cpu"))
         new = copy.deepcopy(self._bare[0])
+        clock.part("template")
         self._apply_split(new, seat)
+        clock.part("split")
         new.to_empty(device=device)
+        clock.part("empty")
         with torch.no_grad():
             there = dict(old.named_buffers())
             for name, buffer in new.named_buffers():

@@ -4,7 +4,7 @@
     magic, nonces, proofs of the token  <-> as for any transfer of state
     plain values, layout                -->
                                         <-- which blocks it wants
-    the blocks, a CRC per chunk         -->
+    the blocks, a sum per chunk         -->
 
 A rank of the gang that was answers until the change is decided, so that its memory is the one place
 where its part is until then.
@@ -24,7 +24,7 @@ from skep_job.shards.fill import Block
 from skep_job.shards.pieces import block
 from skep_job.shards.templates import pieces_of
 from skep_job.state.snapshot import Snapshot, layout_of, version_of
-from skep_job.state.transfer import CONNECT_S, Broken, Wire, is_ours
+from skep_job.state.transfer import CONNECT_S, Broken, Wire, frame, is_ours
 
 BLOCKS_MAX = 1_000_000
 """Blocks in one request: far more than a state has tensors."""
@@ -37,6 +37,7 @@ class Offer:
         """`state` is what this rank has; its tensors must stay as they are."""
         self.state = state
         self._token = secrets.token_hex(16)
+        self._first = b""
         self._listener = socket.create_server(("", 0))
         threading.Thread(target=self._serve, name="skep-offer", daemon=True).start()
 
@@ -59,6 +60,11 @@ class Offer:
         self._listener.close()
 
     def _serve(self) -> None:
+        # Made once and now: nobody asks before the change is decided.
+        plain, layout = self.state.plain, layout_of(self.state.tensors)
+        self._first = frame(
+            {"version": version_of(plain), "about": {}, "plain": plain, "layout": layout}
+        )
         while True:
             try:
                 peer, _ = self._listener.accept()
@@ -80,9 +86,7 @@ class Offer:
     def _give(self, wire: Wire) -> None:
         state = self.state
         wire.prove(self._token, "source", "successor")
-        layout = layout_of(state.tensors)
-        version = version_of(state.plain)
-        wire.send({"version": version, "about": {}, "plain": state.plain, "layout": layout})
+        wire.send_frame(self._first)
         wants = wire.receive().get("want")
         if not isinstance(wants, list) or len(wants) > BLOCKS_MAX:
             reason = "a request that is no list of blocks"
@@ -153,7 +157,8 @@ class Own:
 
     def __init__(self, state: Snapshot) -> None:
         self._tensors = state.tensors
-        self.pieces = pieces_of(state.plain, layout_of(state.tensors))
+        self.plain, self.layout = state.plain, layout_of(state.tensors)
+        self.pieces = pieces_of(self.plain, self.layout)
 
     def give(self, blocks: Sequence[Block]) -> None:
         """Fill blocks; nothing leaves the process."""

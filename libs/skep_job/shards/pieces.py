@@ -6,6 +6,7 @@ PyTorch says which bytes of which pieces fill another one: the planner of
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -56,17 +57,8 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
     Raises:
         NotThere: The whole is of another size, or a part of the piece is in none.
     """
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
-    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-
     if not wanted.numel:
         return []
-    import torch
-
     distinct: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     for number, piece in enumerate(pieces):
         if piece.size != wanted.size:
@@ -75,28 +67,47 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
         if piece.numel:
             distinct.setdefault((piece.offsets, piece.lengths), number)
 
+    numbers = list(distinct.values())
+    found = [Copy(numbers[source], *each) for source, *each in _overlaps(tuple(distinct), wanted)]
+    covered = sum(math.prod(each.lengths) for each in found)
+    if covered != wanted.numel:
+        reason = f"{name} has {wanted.numel} elements on this rank, of which {covered} are there"
+        raise NotThere(reason)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _overlaps(
+    chunks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], wanted: Piece
+) -> list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """Return which blocks of chunks (offsets, lengths) are in a piece, as the planner says it.
+
+    Remembered: parameters of one shape and their moments ask the same.
+    """
+    import torch
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
     def chunk(offsets: tuple[int, ...], lengths: tuple[int, ...]) -> ChunkStorageMetadata:
         return ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths))
 
     stored = TensorStorageMetadata(
-        TensorProperties(), torch.Size(wanted.size), [chunk(*each) for each in distinct]
+        TensorProperties(), torch.Size(wanted.size), [chunk(*each) for each in chunks]
     )
-    items = create_read_items_for_chunk_list(name, stored, [chunk(wanted.offsets, wanted.lengths)])
-    numbers = list(distinct.values())
-    found = [
-        Copy(
-            numbers[item.storage_index.index or 0],
+    items = create_read_items_for_chunk_list("", stored, [chunk(wanted.offsets, wanted.lengths)])
+    return [
+        (
+            item.storage_index.index or 0,
             tuple(item.storage_offsets),
             tuple(item.dest_offsets),
             tuple(item.lengths),
         )
         for item in items
     ]
-    covered = sum(math.prod(each.lengths) for each in found)
-    if covered != wanted.numel:
-        reason = f"{name} has {wanted.numel} elements on this rank, of which {covered} are there"
-        raise NotThere(reason)
-    return found
 
 
 def block(tensor: Any, offsets: Iterable[int], lengths: Iterable[int]) -> Any:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from skep_job.shards.fill import fill, rewrite
+from skep_job.elastic.parts import Clock
+from skep_job.shards.fill import Holder, fill, rewrite
 from skep_job.shards.model import SplitModel
 from skep_job.shards.peers import Offer, Own, Peer
-from skep_job.shards.pieces import NotThere, as_split, unsplit
+from skep_job.shards.pieces import NotThere, as_split
 from skep_job.shards.templates import GRADIENTS
 from skep_job.state import snapshot
-from skep_job.state.snapshot import Snapshot, layout_of
+from skep_job.state.snapshot import Snapshot
 from skep_job.state.state_tree import Tensors, decode
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Regroup:
         self._tracked = tracked
         self.models: list[SplitModel] = []
         self._offer: Offer | None = None
+        self._rank = 0
+        """The rank in the gang that was, while something is offered."""
         self._names: dict[str, list[list[Name | None]]] = {}
 
     def offer(self, round_: Round, plan: Plan, rank: int, state: Snapshot) -> None:
@@ -53,15 +57,16 @@ class Regroup:
         """
         self.close()
         self._note_names()
-        self._offer = Offer(state)
+        self._offer, self._rank = Offer(state), rank
         round_.offer(rank, json.dumps(self._offer.address((plan.host, plan.port))))
 
-    def take(self, round_: Round, seat: Seat) -> tuple[dict[str, Any] | None, int]:
+    def take(self, round_: Round, seat: Seat, clock: Clock) -> tuple[dict[str, Any] | None, int]:
         """Become a rank of the gang that is formed, all of its state included.
 
         Args:
             round_: The change.
             seat: The place in the new gang, whose process group is the default one.
+            clock: It measures the parts.
 
         Returns:
             The place in the training for a newcomer, else None; and the bytes that came.
@@ -73,29 +78,35 @@ class Regroup:
         """
         self._note_names()
         with contextlib.ExitStack() as stack:
-            peers: list[Peer] = []
-            for address in round_.offers():
-                peers.append(Peer(address))
-                stack.callback(peers[-1].close)
-            offer = self._offer
-            state = offer.state if offer is not None else None
-            plain, layout = (
-                (state.plain, layout_of(state.tensors))
-                if state is not None
-                else (peers[0].plain, peers[0].layout)
-            )
-            first = [Own(state)] if state is not None else []
-            tensors = self._become(seat, plain, layout, [*first, *peers])
+            offer, addresses = self._offer, round_.offers()
+            own: Own | None = None
+            if offer is not None:
+                own = Own(offer.state)
+                del addresses[self._rank]
+            pool = stack.enter_context(ThreadPoolExecutor(max(len(addresses), 1), "skep-peer"))
+            connecting = [pool.submit(Peer, address) for address in addresses]
+            for each in connecting:
+                stack.callback(_close, each)
+            self._renew(seat, clock)  # The peers answer meanwhile.
+            peers = [each.result() for each in connecting]
+            clock.part("connect")
+            plain, layout = (own.plain, own.layout) if own else (peers[0].plain, peers[0].layout)
+            if own is None:
+                self._check(plain, layout)
+                clock.part("check")
+            holders: list[Holder] = [own, *peers] if own is not None else [*peers]
+            tensors = self._fill(plain, layout, holders, clock)
         moved = sum(each.moved for each in peers)
-        if state is not None:
+        if own is not None:
             return None, moved
         return snapshot.place_of(plain, tensors), moved
 
     def back(self, seat: Seat) -> None:
         """Become what this rank was in the gang that was, which is formed again."""
         assert self._offer is not None, "a newcomer has nothing to go back to"
-        state = self._offer.state
-        self._become(seat, state.plain, layout_of(state.tensors), [Own(state)])
+        own, clock = Own(self._offer.state), Clock()
+        self._renew(seat, clock)
+        self._fill(own.plain, own.layout, [own], clock)
         self.close()
 
     def close(self) -> None:
@@ -104,24 +115,36 @@ class Regroup:
             self._offer.close()
             self._offer = None
 
-    def _become(
-        self, seat: Seat, plain: Any, layout: dict[str, Any], holders: list[Any]
-    ) -> Tensors:
-        tracked = self._tracked()
+    def _renew(self, seat: Seat, clock: Clock) -> None:
+        """Split the models for a gang, without content, and have the optimizers step them."""
         for model in self.models:
-            model.renew(seat)
+            model.renew(seat, clock)
+        tracked = self._tracked()
         for name, groups in self._names.items():
             self._renew_optimizer(tracked[name], groups)
-        why = snapshot.why_unfit(tracked, plain, layout)
+
+    def _check(self, plain: Any, layout: dict[str, Any]) -> None:
+        """Check that what others have fits here.
+
+        Raises:
+            NotThere: It does not.
+        """
+        why = snapshot.why_unfit(self._tracked(), plain, layout)
         if why:
             raise NotThere(why)
-        tensors = fill(tracked, plain, layout, holders)
+
+    def _fill(
+        self, plain: Any, layout: dict[str, Any], holders: Sequence[Holder], clock: Clock
+    ) -> Tensors:
+        """Fill what `_renew` has made, and return its tensors."""
+        tracked = self._tracked()
+        tensors = fill(tracked, plain, layout, holders, part=clock.part)
         here = rewrite(plain, tensors)
-        assert unsplit(here) == unsplit(plain)
         for name, part in tracked.items():
             if not callable(getattr(part, "parameters", None)):
                 snapshot.load_part(part, decode(here["tracked"][name], tensors))
         self._put_gradients(tracked, tensors)
+        clock.part("load")
         return tensors
 
     def _note_names(self) -> None:
@@ -155,3 +178,8 @@ class Regroup:
                     gradient = tensors.get(f"{GRADIENTS}{name}.gradients.{path}.0")
                     if gradient is not None:
                         parameter.grad = as_split(parameter, gradient)
+
+
+def _close(connecting: Future[Peer]) -> None:
+    if connecting.exception() is None:
+        connecting.result().close()

@@ -6,7 +6,7 @@
     proof of the token          -->         (wrong: closed without a word)
                                 <--         proof of the token
     about, plain values, layout -->
-    tensors, a CRC per chunk    -->         read into the memory they stay in
+    tensors, a sum per chunk    -->         read into the memory they stay in
                                 <--         loaded, or failed and why
     taken                       -->         only now does the successor call itself loaded
 
@@ -25,11 +25,10 @@ import os
 import socket
 import struct
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from skep_job.state.checksum import checksum
 from skep_job.state.snapshot import (
     READABLE,
     VERSION,
@@ -47,21 +46,25 @@ SILENCE_S = 20.0
 """How long either side waits for the other's next bytes; training stands still meanwhile."""
 assert CONNECT_S < SILENCE_S
 
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Bytes under one CRC: small enough that its computation keeps pace in the processor's cache."""
-AHEAD = 8
-"""Chunks whose CRC is computed while earlier ones are being sent."""
+CHUNK_BYTES = 1024 * 1024
+"""Bytes under one sum: as many as stay in the processor's cache between the sum and the copy."""
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of the plain values; the user's own state may be large."""
 
-_MAGIC = b"skep-state-1\n"
+_MAGIC = b"skep-state-2\n"
 _NONCE_BYTES = 16
 _FRAME = struct.Struct(">II")  # length, CRC-32
-_CRC = struct.Struct(">I")
+_SUM = struct.Struct(">I")
 
 
 class Broken(Exception):  # noqa: N818  a name for what happened
     """The other side is not what it should be, sent what it should not, or failed and said why."""
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """Return one frame, to be sent more than once."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
 class Wire:
@@ -78,8 +81,15 @@ class Wire:
         Raises:
             OSError: The connection failed.
         """
-        body = json.dumps(message, separators=(",", ":")).encode()
-        self._send_all(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+        self.send_frame(frame(message))
+
+    def send_frame(self, data: bytes) -> None:
+        """Send what `frame` returned.
+
+        Raises:
+            OSError: The connection failed.
+        """
+        self._send_all(data)
 
     def receive(self) -> dict[str, Any]:
         """Return the next frame.
@@ -144,7 +154,7 @@ class Wire:
             self._send_all(_proof(token, mine, nonces))
 
     def send_tensors(self, tensors: Tensors, peek: Peek | None = None) -> int:
-        """Send all bytes in order, a CRC behind each chunk; return their number.
+        """Send all bytes in order, a sum behind each chunk; return their number.
 
         Args:
             tensors: The tensors.
@@ -154,14 +164,12 @@ class Wire:
             OSError: The connection failed.
         """
         total = 0
-        with ThreadPoolExecutor(1, "skep-crc") as pool:
-            waiting: deque[tuple[memoryview, Any, Future[int]]] = deque()
-            for chunk, keep in _chunks(tensors, peek):
-                waiting.append((chunk, keep, pool.submit(zlib.crc32, chunk)))
-                if len(waiting) > AHEAD:
-                    total += self._send_chunk(*waiting.popleft())
-            while waiting:
-                total += self._send_chunk(*waiting.popleft())
+        for chunk, _keep in _chunks(tensors, peek):
+            # Summed at once, so that the bytes are in the processor's cache when they are copied.
+            after = _SUM.pack(checksum(chunk))
+            self._send_all(chunk)
+            self._send_all(after)
+            total += len(chunk)
         return total
 
     def receive_tensors(self, tensors: Tensors) -> int:
@@ -174,23 +182,16 @@ class Wire:
             Broken: Bytes were damaged on their way, or the connection ended.
             OSError: The connection failed.
         """
-        total = 0
-        with ThreadPoolExecutor(1, "skep-crc") as pool:
-            checks: list[Future[bool]] = []
-            for chunk, _ in _chunks(tensors):
-                self._read_into(chunk)
-                (crc,) = _CRC.unpack(self._read(_CRC.size))
-                checks.append(pool.submit(_is_right, chunk, crc))
-                total += len(chunk)
-            if not all(check.result() for check in checks):
-                reason = "some of the state was damaged on its way"
-                raise Broken(reason)
+        total, damaged = 0, False
+        for chunk, _keep in _chunks(tensors):
+            self._read_into(chunk)
+            (expected,) = _SUM.unpack(self._read(_SUM.size))
+            damaged |= checksum(chunk) != expected
+            total += len(chunk)
+        if damaged:  # Only now: the other side hears of it when it has sent everything.
+            reason = "some of the state was damaged on its way"
+            raise Broken(reason)
         return total
-
-    def _send_chunk(self, chunk: memoryview, _keep: Any, crc: Future[int]) -> int:
-        self._send_all(chunk)
-        self._send_all(_CRC.pack(crc.result()))
-        return len(chunk)
 
     def _send_all(self, data: bytes | memoryview) -> None:
         self._socket.sendall(data, socket.MSG_NOSIGNAL)
@@ -266,10 +267,6 @@ def _chunks(tensors: Tensors, peek: Peek | None = None) -> Iterator[tuple[memory
         data, keep = host_bytes(tensor, peek)
         for begin in range(0, len(data), CHUNK_BYTES):
             yield data[begin : begin + CHUNK_BYTES], keep
-
-
-def _is_right(chunk: memoryview, crc: int) -> bool:
-    return zlib.crc32(chunk) == crc
 
 
 def _proof(token: str, who: str, nonces: bytes) -> bytes:

@@ -6,6 +6,7 @@ Arguments: a JSON object (see `OPTIONS`). Prints one JSON line for what it was a
 reads a line. After "due" it waits until it knows of a change of the gang, after "order" until it
 knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_version`: what it takes
 its PyTorch for. `die`: where this process kills itself, see `plant`.
+`measures`: it prints how long each part of a move takes, see `measure`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ OPTIONS: dict[str, Any] = {
     "fail_to_split_at": 0,
     "torch_version": "",
     "die": "",
+    "measures": False,
 }
 WORDS, LENGTH = 32, 8
 
@@ -175,9 +177,22 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def hold(run: Any, step: int) -> None:
+def pauses_of(run: Any) -> list[dict[str, Any]]:
+    """Return what the changes of the gang have cost until now."""
+    return [
+        {"step": p.step, "total_ns": p.total_ns, "parts_ns": p.parts_ns, "bytes": p.bytes}
+        for p in getattr(getattr(run, "gang", None), "pauses", ())
+    ]
+
+
+def between(ends: list[float]) -> list[float]:
+    """Return how long each mini-batch has taken but the first (seconds)."""
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def hold(run: Any, step: int, ends: list[float]) -> None:
     """Wait for a line; with "due", then until a change is known here."""
-    say(holds=step)
+    say(holds=step, pauses=pauses_of(run), times=between(ends))
     word = sys.stdin.readline().strip()
     observation = skep_job.current()
     if word != "go" and observation is not None:
@@ -276,8 +291,44 @@ def plant(where: str) -> None:
     setattr(planted, name, die)
 
 
+def measure() -> None:
+    """Have every part of a move print how long it takes: by the clock, and of the processors."""
+    from skep_job.cooperate import cooperation, successor
+    from skep_job.state import snapshot, transfer
+
+    places: tuple[tuple[Any, str], ...] = (
+        (cooperation, "make_state"),
+        (snapshot, "take"),
+        (transfer, "send"),
+        (transfer.Wire, "send_tensors"),
+        (successor.Successor, "_receive"),
+        (snapshot, "why_unfit"),
+        (snapshot, "destinations"),
+        (transfer.Wire, "receive_tensors"),
+        (snapshot, "load"),
+    )
+    for place, name in places:
+        setattr(place, name, measured(getattr(place, name), name))
+
+
+def measured(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that does the same, and prints how long it took."""
+
+    def work(*given: Any, **named: Any) -> Any:
+        since, used = time.monotonic(), time.process_time()
+        try:
+            return original(*given, **named)
+        finally:
+            took, used = time.monotonic() - since, time.process_time() - used
+            say(part=name, ms=round(took * 1e3, 1), cpu_ms=round(used * 1e3, 1))
+
+    return work
+
+
 def main() -> None:
     options = OPTIONS | json.loads(sys.argv[1])
+    if options["measures"]:
+        measure()
     if options["die"]:
         plant(options["die"])
     torch.set_num_threads(1)
@@ -302,7 +353,7 @@ def main() -> None:
             for rows, index in run.batches(loader):
                 step = run.steps
                 if step in options["hold"]:
-                    hold(run, step)
+                    hold(run, step, ends)
                 if together is None:
                     loss = loss_of(model, rows)
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -324,15 +375,7 @@ def main() -> None:
                 ends.append(time.monotonic())
         say(digest=digest(model, optimizer), lr=schedule.get_last_lr()[0], steps=run.steps)
     finally:
-        say(
-            pid=os.getpid(),
-            losses=losses,
-            times=[after - before for before, after in itertools.pairwise(ends)],
-            pauses=[
-                {"step": p.step, "total_ns": p.total_ns, "parts_ns": p.parts_ns, "bytes": p.bytes}
-                for p in getattr(getattr(run, "gang", None), "pauses", ())
-            ],
-        )
+        say(pid=os.getpid(), losses=losses, times=between(ends), pauses=pauses_of(run))
     if not options["elastic"] and dist.is_initialized():
         dist.destroy_process_group()
 
