@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,8 @@ from tests.support.job_agent import DEADLINE_S, JobAgent, Message, environment
 
 SCRIPT = Path(__file__).parents[1] / "e2e" / "jobs" / "elastic_train.py"
 
+
+REPLICA_BYTES = 4 * 1024**3
 
 OPPOSITE = {"rescaled": "failed", "failed": "rescaled", "past": "failed"}
 
@@ -173,6 +175,10 @@ class ElasticGang:
         self._order = 0
         self.generation = 0
         self.attempt = 3
+        self.memory: Path | None = None
+        """Where nodes have a folder each that stands for their memory; None: they have none."""
+        self.node_of: Callable[[int], int] = lambda _rank: 0
+        """The node that a rank is started on."""
 
     def __enter__(self) -> ElasticGang:
         return self
@@ -204,6 +210,9 @@ class ElasticGang:
             "SKEP_CHECKPOINTS": str(self.checkpoints),
             "SKEP_GEN": str(self.attempt),
         }
+        if self.memory is not None:
+            env["SKEP_REPLICAS"] = str(self.memory / str(self.node_of(rank)))
+            env["SKEP_REPLICA_BYTES"] = str(REPLICA_BYTES)
         if awaits:
             env |= {"SKEP_AWAITS": awaits, "SKEP_HOST": "127.0.0.1"}
         member = Member(self._script, folder, env, {**self._options, **options})

@@ -62,21 +62,41 @@ def write(path: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
     Raises:
         OSError: The file exists, or cannot be written.
     """
+    with open(path, "xb", buffering=0) as file:
+        size = write_to(file, snapshot, about)
+        os.fsync(file.fileno())
+        return size
+
+
+def write_to(file: Any, snapshot: Snapshot, about: dict[str, Any]) -> int:
+    """Write what a file has, from its beginning; return the bytes.
+
+    Args:
+        file: Unbuffered, and written in place; what is behind the bytes returned stays.
+        snapshot: The state.
+        about: As for `write`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     layout = layout_of(snapshot.tensors)
     crcs = dict.fromkeys(layout, _NO_CRC)
     size = len(_header(snapshot.plain, layout, crcs, about))
-    with open(path, "xb", buffering=0) as file:
-        file.seek(8 + size)
-        for name, tensor in snapshot.tensors.items():
-            data, keep = host_bytes(tensor)
-            crcs[name] = _hex(_write_all(file, data))
-            del keep
-        header = _header(snapshot.plain, layout, crcs, about)
-        assert len(header) == size, "CRCs have one length"
-        file.seek(0)
-        _write_all(file, memoryview(size.to_bytes(8, "little") + header))
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+    file.seek(8 + size)
+    for name, tensor in snapshot.tensors.items():
+        data, keep = host_bytes(tensor)
+        crcs[name] = _hex(_write_all(file, data))
+        del keep
+    header = _header(snapshot.plain, layout, crcs, about)
+    assert len(header) == size, "CRCs have one length"
+    file.seek(0)
+    _write_all(file, memoryview(size.to_bytes(8, "little") + header))
+    return 8 + size + sum(each["bytes"] for each in layout.values())
+
+
+def plain_bytes(snapshot: Snapshot) -> int:
+    """Return a bound of the bytes that the plain values take in a header."""
+    return 2 * len(json.dumps(snapshot.plain, separators=(",", ":")))
 
 
 def read_header(path: Path) -> Stored:

@@ -87,7 +87,7 @@ class Checkpoints:
         folder = folder or self.folder
         for each in (folder, self.folder):
             each.mkdir(parents=True, exist_ok=True)
-        name = f"a{self._attempt:05}-s{step:012}-r{self._rank}of{self._world}.safetensors"
+        name = file_name(self._attempt, step, self._rank, self._world)
         about = {
             "job": self._job,
             "attempt": self._attempt,
@@ -137,7 +137,7 @@ class Checkpoints:
         Raises:
             OSError: The folder cannot be read.
         """
-        entries = _entries(self.folder)
+        entries = entries_of(self.folder)
         ours = [each for each in entries if (each.rank, each.world) == (self._rank, self._world)]
         if entries and not ours:
             complain(
@@ -151,7 +151,7 @@ class Checkpoints:
         """Return whether every rank's file of a gang's checkpoint is in this folder."""
         ranks = {
             each.rank
-            for each in _entries(self.folder)
+            for each in entries_of(self.folder)
             if (each.attempt, each.step, each.world) == (entry.attempt, entry.step, entry.world)
         }
         return len(ranks) == entry.world
@@ -169,7 +169,7 @@ class Checkpoints:
             OSError: The folder cannot be read.
         """
         found: dict[tuple[int, int, int], list[Entry]] = {}
-        for each in _entries(folder or self.folder):
+        for each in entries_of(folder or self.folder):
             found.setdefault((each.attempt, each.step, each.world), []).append(each)
         wholes = []
         for (attempt, step, world), files in sorted(found.items(), reverse=True):
@@ -195,7 +195,7 @@ class Checkpoints:
         which = (entry.attempt, entry.step, entry.world)
         return {
             each.rank: each
-            for each in _entries(self.folder)
+            for each in entries_of(self.folder)
             if (each.attempt, each.step, each.world) == which
         }
 
@@ -227,10 +227,12 @@ class Checkpoints:
 
     def _shares(self, folder: Path) -> bool:
         """Return whether other ranks, which have other parts, write to the same folder."""
-        return self._split and any(each.rank != self._rank for each in _entries(folder))
+        return self._split and any(each.rank != self._rank for each in entries_of(folder))
 
     def _old_of_ours(self, folder: Path) -> list[Path]:
-        ours = sorted((e.attempt, e.step, e.path) for e in _entries(folder) if e.rank == self._rank)
+        ours = sorted(
+            (e.attempt, e.step, e.path) for e in entries_of(folder) if e.rank == self._rank
+        )
         return [path for *_, path in ours[: -self._keep]]
 
     def _old_of_all(self, folder: Path) -> list[Path]:
@@ -239,7 +241,7 @@ class Checkpoints:
         if len(wholes) < self._keep:
             return []
         oldest = wholes[self._keep - 1][0]
-        entries = _entries(folder)
+        entries = entries_of(folder)
         return [e.path for e in entries if (e.attempt, e.step) < (oldest.attempt, oldest.step)]
 
     def check_fence(self) -> None:
@@ -269,7 +271,17 @@ class Checkpoints:
             os.close(descriptor)
 
 
-def _entries(folder: Path) -> list[Entry]:
+def file_name(attempt: int, step: int, rank: int, world: int) -> str:
+    """Return the name of a checkpoint's file."""
+    return f"a{attempt:05}-s{step:012}-r{rank}of{world}.safetensors"
+
+
+def entries_of(folder: Path) -> list[Entry]:
+    """Return the files of a folder whose names are those of checkpoints; none if it is not there.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:

@@ -5,7 +5,8 @@ Arguments: a JSON object (see `OPTIONS`). Prints one JSON line for what it was a
 `elastic`: whether the number of ranks may change. `hold`: before these mini-batches it prints and
 reads a line. After "due" it waits until it knows of a change of the gang, after "order" until it
 knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_version`: what it takes
-its PyTorch for. `die`: where this process kills itself, see `plant`.
+its PyTorch for. `copies`: between two copies in memory. `agree_ns`: how often ranks agree on what
+is due (0: as ever; -1: after every mini-batch). `die`: where this process kills itself, see `plant`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import DataLoader, Dataset
 
 import skep_job
+from skep_job.cooperate import gang_barrier
 from skep_job.elastic import process_group
 
 OPTIONS: dict[str, Any] = {
@@ -44,6 +46,8 @@ OPTIONS: dict[str, Any] = {
     "layers": 2,
     "hold": [],
     "every": None,
+    "copies": None,
+    "agree_ns": 0,
     "patience_s": 20.0,
     "window": 1,
     "decay": 0.01,
@@ -235,6 +239,7 @@ def begin(options: dict[str, Any]) -> tuple[Any, Any, int, Any]:
             global_batch=options["global_batch"],
             patience_s=options["patience_s"],
             checkpoint_every=options["every"],
+            replicas_every=options["copies"],
         )
         return run, run.shard(model, splitter), options["global_batch"], None
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -246,7 +251,22 @@ def begin(options: dict[str, Any]) -> tuple[Any, Any, int, Any]:
         splitter(model)
     share = options["global_batch"] // (world if how == "fsdp" else 1)
     together = pipeline(model, rank, world) if how == "stages" else None
-    return skep_job.init(checkpoint_every=options["every"]), model, share, together
+    run = skep_job.init(checkpoint_every=options["every"], replicas_every=options["copies"])
+    return run, model, share, together
+
+
+def note_copies() -> list[int]:
+    """Return a list that gets the boundaries which this rank begins to copy to memory."""
+    from skep_job.replicas.replicas import Replicas
+
+    original, noted = Replicas.begin, []
+
+    def begin(self: Any, step: int) -> None:
+        noted.append(step)
+        original(self, step)
+
+    Replicas.begin = begin  # type: ignore[method-assign]
+    return noted
 
 
 def plant(where: str) -> None:
@@ -282,6 +302,9 @@ def main() -> None:
         plant(options["die"])
     torch.set_num_threads(1)
     torch.manual_seed(3)
+    if options["agree_ns"]:
+        gang_barrier.EVERY_NS = options["agree_ns"]
+    copied = note_copies()
     if options["torch_version"]:
         torch.__version__ = options["torch_version"]
     how = options["how"]
@@ -327,6 +350,7 @@ def main() -> None:
         say(
             pid=os.getpid(),
             losses=losses,
+            copied=copied,
             times=[after - before for before, after in itertools.pairwise(ends)],
             pauses=[
                 {"step": p.step, "total_ns": p.total_ns, "parts_ns": p.parts_ns, "bytes": p.bytes}
