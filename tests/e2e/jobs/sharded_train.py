@@ -7,6 +7,7 @@ reads a line. After "due" it waits until it knows of a change of the gang, after
 knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_version`: what it takes
 its PyTorch for. `copies`: between two copies in memory. `agree_ns`: how often ranks agree on what
 is due (0: as ever; -1: after every mini-batch). `die`: where this process kills itself, see `plant`.
+`errors`: where its errors go. `stamps`: it tells when it began, had a model, and was at a batch.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ OPTIONS: dict[str, Any] = {
     "every": None,
     "copies": None,
     "agree_ns": 0,
+    "errors": "",
+    "stamps": False,
     "patience_s": 20.0,
     "window": 1,
     "decay": 0.01,
@@ -179,6 +182,12 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def stamp(options: dict[str, Any], name: str) -> None:
+    """Tell when something is reached, on the clock of this machine."""
+    if options["stamps"]:
+        say(stamp=name, at=time.monotonic())
+
+
 def hold(run: Any, step: int) -> None:
     """Wait for a line; with "due", then until a change is known here."""
     say(holds=step)
@@ -298,17 +307,21 @@ def plant(where: str) -> None:
 
 def main() -> None:
     options = OPTIONS | json.loads(sys.argv[1])
+    if options["errors"]:
+        os.dup2(os.open(options["errors"], os.O_WRONLY | os.O_APPEND), 2)
     if options["die"]:
         plant(options["die"])
     torch.set_num_threads(1)
     torch.manual_seed(3)
     if options["agree_ns"]:
         gang_barrier.EVERY_NS = options["agree_ns"]
+    stamp(options, "script")
     copied = note_copies()
     if options["torch_version"]:
         torch.__version__ = options["torch_version"]
     how = options["how"]
     run, model, share, together = begin(options)
+    stamp(options, "model")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=options["decay"])
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.8)
     run.track(model=model, opt=optimizer, sched=schedule)
@@ -324,6 +337,7 @@ def main() -> None:
         for _ in run.epochs(options["epochs"]):
             for rows, index in run.batches(loader):
                 step = run.steps
+                stamp(options, "batch")
                 if step in options["hold"]:
                     hold(run, step)
                 if together is None:
