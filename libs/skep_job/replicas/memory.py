@@ -64,7 +64,8 @@ class Memory:
             folder: The folder.
             job: The job's id.
             attempt: The attempt that writes.
-            limit: Bytes that all files in the folder may have.
+            limit: Bytes that all files in this folder and those beside it may have: of all jobs on
+                the node, where they can be seen.
             free: Returns the bytes of memory that are available; None: asks the kernel.
 
         Raises:
@@ -173,11 +174,11 @@ class Memory:
         if newest > self._attempt:
             reason = f"attempt {newest} of this job has trained; attempt {self._attempt} is over"
             raise Superseded(reason)
-        used = sum(_size(path) for path in self.folder.iterdir())
+        used = sum(_size(path) for path in self.folder.parent.glob("*/*.safetensors*"))
         if used + size > self.limit:
             reason = (
-                f"{size} bytes do not fit beside {used}: the job may keep {self.limit} bytes in "
-                f"this node's memory (step {key.step})"
+                f"{size} bytes do not fit beside {used}: jobs may keep {self.limit} bytes in "
+                f"this node's memory (SKEP_REPLICA_BYTES)"
             )
             raise OSError(errno.ENOSPC, reason)
         free = self._free()
