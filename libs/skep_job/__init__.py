@@ -34,6 +34,7 @@ def init(
     backend: str = "",
     patience_s: float = 30.0,
     replicas_every: "float | str | None" = "auto",
+    incremental: bool = False,
 ) -> "Any":
     """Return the run that makes this script checkpointable and movable.
 
@@ -55,6 +56,8 @@ def init(
         replicas_every: The time between two copies of the state in the memory of the gang's nodes,
             each part on two of them: as for `checkpoint_every`. "auto": Skep chooses, for a gang
             whose state is split over several nodes, 5 s or more. None: there are none.
+        incremental: Whether a checkpoint refers to an older one for tensors that did not change,
+            such as frozen weights, and does not write them again.
 
     Raises:
         UsageError: The function was called before in this process.
@@ -65,8 +68,10 @@ def init(
     from skep_job.cooperate.begin import begin
 
     if elastic is None:
-        return begin(checkpoint_every, keep, warm_up, replicas_every=replicas_every)
+        return begin(
+            checkpoint_every, keep, warm_up, replicas_every=replicas_every, incremental=incremental
+        )
     from skep_job.elastic.parts import rules
 
     gang = rules(elastic, global_batch, seed, backend, patience_s)
-    return begin(checkpoint_every, keep, warm_up, gang, replicas_every)
+    return begin(checkpoint_every, keep, warm_up, gang, replicas_every, incremental=incremental)

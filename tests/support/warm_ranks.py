@@ -1,4 +1,4 @@
-"""Ranks that are forked from Skep's warm process, as a runner has it: for plays with many starts."""
+"""Ranks that are forked from Skep's warm process, as a runner has it, for plays."""
 
 from __future__ import annotations
 

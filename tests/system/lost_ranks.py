@@ -11,10 +11,11 @@ import json
 import random
 import shutil
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ from tests.system.reshard import (
 )
 
 RANKS, PER_NODE = 4, 2
+HOMES = [rank // PER_NODE for rank in range(RANKS)]
+"""The node of each rank."""
 SMALL = {"layers": 1, "sizes": [1, RANKS], "copies": 0.001, "agree_ns": -1}
 """Every boundary is copied, unless the one before is still on its way."""
 MEMORY = Path("/dev/shm")
@@ -98,39 +101,120 @@ def one(
     """Play one loss; return what came of it, and the losses after it."""
     with gang(folder, store=store, every=loss.disk_every, **SMALL) as of:
         of.memory, of.warm, of.attempt = memory, warm, attempt
-        members = start(of, [0, 0, 1, 1], hold=[loss.at])
+        members = start(of, HOMES, hold=[loss.at])
         for rank, member in enumerate(members):
             if rank != loss.victims[0]:
                 member.wait_holding(loss.at)
                 member.go()
         lose(of, members, loss, memory)
-        for member in members:
-            member.process.wait(END_S)
-        statuses = [member.end() for member in members]
-        alive = [m for n, m in enumerate(members) if n not in loss.victims]
-        if not all(statuses):  # The loss came after the end of the training.
-            return {"loss": loss, "ended_before": True, "ok": True}, {}
-        newest = whole_in([memory / str(node) for node in (0, 1)])
-        stored = whole_in([of.checkpoints])
-        begun = sorted({step for member in alive for step in member.said("copied")})
-        done = max((step for m in alive for step, *_ in said_losses(m)), default=-1) + 1
-        of.attempt += 1
-        later = start(of, [2 if node == loss.node else node for node in (0, 0, 1, 1)], every=None)
-        ends(later)
-        after = losses(later)
-        first = min(after)
-        expected = max(newest, stored)[1]
-        found = {
-            "loss": loss,
-            "statuses": statuses,
-            "whole_in_memory": newest[1],
-            "whole_on_disk": stored[1],
-            "goes_on_after": first,
-            "boundaries_lost": sum(step > first for step in begun),
-            "mini_batches_lost": done - first,
-        }
-        found["ok"] = first == expected and found["boundaries_lost"] <= 1
-        return found, after
+        found, after = gone_on(of, members, loss.victims, loss.node)
+        return {"loss": loss, **found}, after
+
+
+def gone_on(
+    of: ElasticGang, members: list[Member], victims: Sequence[int], node: int
+) -> tuple[dict[str, Any], dict[int, float]]:
+    """Go on after a loss; return what came of it, and the losses after it.
+
+    Args:
+        of: The gang.
+        members: Its ranks, of which some are dead.
+        victims: Which.
+        node: Whose memory is lost; -1: none.
+    """
+    assert of.memory is not None
+    for member in members:
+        member.process.wait(END_S)
+    statuses = [member.end() for member in members]
+    alive = [m for n, m in enumerate(members) if n not in victims]
+    if not all(statuses):  # The loss came after the end of the training.
+        return {"ended_before": True, "ok": True}, {}
+    newest = whole_in(list(of.memory.iterdir()))
+    stored = whole_in([of.checkpoints])
+    begun = sorted({step for member in alive for step in member.said("copied")})
+    done = max((step for m in alive for step, *_ in said_losses(m)), default=-1) + 1
+    of.attempt += 1
+    later = start(of, homes_without(node), every=None, hold=[], die="")
+    ends(later)
+    after = losses(later)
+    first = min(after)
+    found = {
+        "statuses": statuses,
+        "whole_in_memory": newest[1],
+        "whole_on_disk": stored[1],
+        "goes_on_after": first,
+        "boundaries_lost": sum(step > first for step in begun),
+        "mini_batches_lost": done - first,
+    }
+    found["ok"] = first == max(newest, stored)[1] and found["boundaries_lost"] <= 1
+    return found, after
+
+
+def homes_without(node: int) -> list[int]:
+    """Return the node of each rank after the loss of one, for which there is another one."""
+    return [RANKS if home == node else home for home in HOMES]
+
+
+DIES = (
+    "prune:3",
+    "after-prune:3",
+    "keep:3",
+    "after-keep:3",
+    "put:3",
+    "after-put:3",
+    "take-in:3",
+    "after-take-in:3",
+)
+
+
+STARTS = ("fetch", "after-fetch", "read", "after-read")
+
+
+def phases(folder: Path) -> dict[str, Any]:
+    """A rank dies in each phase of a copy in memory, or of a start from one."""
+    folder.mkdir()
+    found: dict[str, Any] = {}
+    store = Store()
+    try:
+        with warmed(folder, **SMALL) as (warm, whole):
+            for number, phase in enumerate((*DIES, *STARTS)):
+                with (
+                    tempfile.TemporaryDirectory(prefix="skep-lost-", dir=MEMORY) as memory,
+                    gang(folder / phase, store=store, **SMALL) as of,
+                ):
+                    of.memory, of.warm, of.attempt = Path(memory), warm, 3 + 3 * number
+                    outcome, after = dying(of, phase)
+                    outcome["ok"] &= bool(after) and difference(after, whole) <= BOUND
+                found[f"memory/{phase}"] = outcome
+                say(json.dumps({phase: outcome}))
+    finally:
+        store.process.kill()
+        store.close()
+    return found
+
+
+def dying(of: ElasticGang, phase: str) -> tuple[dict[str, Any], dict[int, float]]:
+    """Have rank 2 die in a phase; return what came of it, and the losses after it."""
+    assert of.memory is not None
+    if phase in DIES:
+        of.node_of = lambda rank: HOMES[rank]
+        members = [of.start(rank, RANKS, die=phase if rank == 2 else "") for rank in range(RANKS)]
+        return gone_on(of, members, [2], -1)
+    members = start(of, HOMES, hold=[6])
+    for member in members:
+        member.wait_holding(6)
+    lose(of, members, Loss(6, (2, 3), 1, 0.0, None), of.memory)
+    for member in members:
+        member.process.kill()  # The others hold.
+        member.process.wait(END_S)
+    of.attempt += 1
+    before = whole_in(list(of.memory.iterdir()))
+    homes = homes_without(1)
+    of.node_of = lambda rank: homes[rank]
+    second = [of.start(rank, RANKS, die=phase if rank == 2 else "", hold=[]) for rank in range(4)]
+    found, after = gone_on(of, second, [2], -1)
+    found["ok"] &= found.get("goes_on_after") == before[1] > 0
+    return found, after
 
 
 @contextlib.contextmanager
@@ -158,9 +242,12 @@ def lost(folder: Path, seeds: int) -> dict[str, Any]:
                 since = time.monotonic()
                 with tempfile.TemporaryDirectory(prefix="skep-lost-", dir=MEMORY) as memory:
                     place = folder / str(seed)
-                    outcome, after = one(
-                        place, Path(memory), drawn(seed), 3 + 2 * seed, warm, store
-                    )
+                    try:
+                        outcome, after = one(
+                            place, Path(memory), drawn(seed), 3 + 2 * seed, warm, store
+                        )
+                    except (subprocess.TimeoutExpired, TimeoutError) as error:
+                        outcome, after = {"loss": drawn(seed), "stuck": str(error), "ok": False}, {}
                     outcome["largest_relative_difference"] = (
                         difference(after, whole) if after else 0
                     )
@@ -182,7 +269,7 @@ def lost(folder: Path, seeds: int) -> dict[str, Any]:
         ),
         "most_boundaries_lost": max(each.get("boundaries_lost", 0) for each in found),
         "most_mini_batches_lost": max(each.get("mini_batches_lost", 0) for each in found),
-        "stuck": 0,
+        "stuck": sum("stuck" in each for each in found),
         "longest_s": round(longest_s, 1),
     }
 
@@ -210,7 +297,7 @@ def timed(of: ElasticGang, loss: Loss, memory: Path, warm: Warm) -> dict[str, An
     """Lose something, begin the next attempt at once, and return the phases (ms)."""
     of.memory, of.warm = memory, warm
     next_store = Store()  # Agents have one that is ready, as they have a warm process.
-    members = start(of, [0, 0, 1, 1], hold=[loss.at])
+    members = start(of, HOMES, hold=[loss.at])
     for victim in (0, 1, 2, 3):
         members[victim].wait_holding(loss.at)
     since = lose(of, members, loss, memory)
@@ -222,7 +309,7 @@ def timed(of: ElasticGang, loss: Loss, memory: Path, warm: Warm) -> dict[str, An
     of.attempt += 1
     of.store.close()
     of.store = next_store
-    later = start(of, [2 if node == loss.node else node for node in (0, 0, 1, 1)], hold=[])
+    later = start(of, homes_without(loss.node), hold=[])
     forked = time.monotonic()
     for member in later:
         member._wait(lambda m=member: sum(x.get("stamp") == "batch" for x in m.lines) >= 2)

@@ -372,7 +372,9 @@ def phases(folder: Path) -> dict[str, Any]:
             for member in members:
                 member.go("order")
             found[f"checkpoint/{phase}"] = killed(of, members, triple)
-    return found
+    from tests.system import lost_ranks
+
+    return found | lost_ranks.phases(folder / "memory")
 
 
 def said(member: Member, pattern: str) -> str:

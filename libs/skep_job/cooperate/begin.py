@@ -33,6 +33,8 @@ def begin(
     warm_up: Callable[[], object] | None,
     gang: GangRules | None = None,
     replicas_every: float | str | None = None,
+    *,
+    incremental: bool = False,
 ) -> Run:
     """Do `skep_job.init`: make the run of this process.
 
@@ -44,6 +46,7 @@ def begin(
         gang: The rules of a job that may change its size; None: the size is fixed.
         replicas_every: The time between two copies of the state in other nodes' memory: as for
             `checkpoint_every`, or "auto". None: there are none.
+        incremental: Whether a checkpoint refers to an older one for tensors that did not change.
 
     Raises:
         UsageError: The run of this process was made before.
@@ -61,12 +64,17 @@ def begin(
         copies = seconds(copies)
     _check_keep(keep)
     if gang is None:
-        _run = Run(_under_agent(every_s, keep, warm_up, replicas_every=copies))
+        under = _under_agent(every_s, keep, warm_up, replicas_every=copies, incremental=incremental)
+        _run = Run(under)
         return _run
     from skep_job.elastic.run import ElasticRun
 
     run = _run = ElasticRun(gang, warm_up)
-    run.join(_under_agent(every_s, keep, warm_up, run.membership, copies))
+    run.join(
+        _under_agent(
+            every_s, keep, warm_up, run.membership, replicas_every=copies, incremental=incremental
+        )
+    )
     return run
 
 
@@ -132,7 +140,9 @@ def _under_agent(
     keep: int,
     warm_up: Callable[[], object] | None,
     elastic: Elastic | None = None,
+    *,
     replicas_every: float | str | None = None,
+    incremental: bool = False,
 ) -> Under | None:
     """Return the agent's side of a run, if the environment names an agent."""
     environ = os.environ
@@ -164,6 +174,7 @@ def _under_agent(
             elastic=elastic,
             replicas_every=replicas_every,
             memory=where(environ.get),
+            incremental=incremental,
         )
         return Cooperation(observation, options)
     except Exception as error:  # Skep's own failure is not the script's.

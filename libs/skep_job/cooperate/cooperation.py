@@ -59,6 +59,7 @@ class Options(NamedTuple):
     elastic: Elastic | None = None
     replicas_every: float | str | None = None  # seconds, or "auto"
     memory: Where | None = None  # SKEP_REPLICAS
+    incremental: bool = False  # whether checkpoints refer to older ones for what did not change
 
 
 class Elastic(Protocol):
@@ -435,7 +436,16 @@ class Cooperation:
         whose = self._settings
         # What one rank of an elastic gang has written, any rank of any later size can read.
         rank, world = (whose.process, whose.processes) if self._options.elastic is None else (0, 1)
-        return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
+        options = self._options
+        return Checkpoints(
+            folder,
+            whose.job,
+            whose.attempt,
+            rank,
+            world,
+            options.keep,
+            incremental=options.incremental,
+        )
 
     # --- beginning where an earlier process was ---------------------------------------------------
 

@@ -35,7 +35,7 @@ class Agreed(NamedTuple):
     copy: bool = False
     """Whether the state is copied to the memory of the gang's nodes."""
     copied: int = -1
-    """The mini-batches after which every rank has made its last copy; below 0: not every one has."""
+    """The mini-batches after which every rank has made a copy; below 0: not every one has."""
 
 
 class Together:

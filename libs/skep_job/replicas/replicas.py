@@ -30,7 +30,7 @@ FILES_MAX = 64
 AUTO_S = 5.0
 """Seconds between two boundaries at least, where Skep chooses."""
 AUTO_STOOD, AUTO_TOOK = 50.0, 4.0
-"""Then also so many times what the training stood still for it, and what the copy took beside it."""
+"""Then also so many times what the training stood still, and what the copy took beside it."""
 PAUSE_MAX_S = 600.0
 """What an interval grows to while copies fail."""
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from skep_job.state import checkpoint_file
 from skep_job.state.checkpoint_file import Stored, Unreadable
 from skep_job.state.snapshot import Snapshot
+from skep_job.state.unchanged import Known
 
 KEEP = 2
 """Checkpoints kept per rank: the newest, and the one before in case the newest is damaged."""
@@ -48,13 +49,34 @@ class Checkpoints:
     """The folder, as one rank of one attempt uses it."""
 
     def __init__(
-        self, folder: Path, job: str, attempt: int, rank: int, world: int, keep: int = KEEP
+        self,
+        folder: Path,
+        job: str,
+        attempt: int,
+        rank: int,
+        world: int,
+        keep: int = KEEP,
+        *,
+        incremental: bool = False,
     ) -> None:
+        """Use a folder.
+
+        Args:
+            folder: The folder.
+            job: The job's id.
+            attempt: The attempt.
+            rank: The rank.
+            world: How many ranks there are.
+            keep: How many checkpoints stay.
+            incremental: Whether a file refers to an older one for tensors that did not change.
+        """
         self.folder = folder
         self._job = job
         self._attempt, self._rank, self._world = attempt, rank, world
         self._keep = keep
         self._split = False
+        self._incremental = incremental
+        self._refers: dict[str, set[str]] = {}  # by file, which others it needs
 
     def of_part(self, rank: int, world: int) -> Checkpoints:
         """Return the folder as it is used by a rank that has a part of the state.
@@ -66,8 +88,16 @@ class Checkpoints:
             rank: The rank.
             world: How many ranks have a part.
         """
-        found = Checkpoints(self.folder, self._job, self._attempt, rank, world, self._keep)
-        found._split = True
+        found = Checkpoints(
+            self.folder,
+            self._job,
+            self._attempt,
+            rank,
+            world,
+            self._keep,
+            incremental=self._incremental,
+        )
+        found._split, found._refers = True, self._refers
         return found
 
     def save(self, snapshot: Snapshot, step: int, folder: Path | None = None) -> tuple[Path, int]:
@@ -99,7 +129,8 @@ class Checkpoints:
         part = folder / f"{name}.{os.getpid()}.part"
         part.unlink(missing_ok=True)
         try:
-            size = checkpoint_file.write(part, snapshot, about)
+            known = self._known(folder) if self._incremental else None
+            size = checkpoint_file.write(part, snapshot, about, known)
             with self._locked():
                 self.check_fence()
                 part.rename(folder / name)
@@ -218,12 +249,42 @@ class Checkpoints:
         """Remove what is older than the newest `keep`, and what other processes left half done."""
         # A file of a higher attempt cannot be here: this one would have been refused above.
         remove = self._old_of_all(folder) if self._shares(folder) else self._old_of_ours(folder)
+        if remove:
+            going = {path.name for path in remove}
+            needed = self._needed(folder, going)
+            remove = [path for path in remove if path.name not in needed]
         remove += [path for path in folder.glob(f"*-r{self._rank}of*.part") if path.is_file()]
         for path in remove:
             try:
                 path.unlink()
             except OSError:
                 pass  # It is tried again after the next checkpoint.
+
+    def _known(self, folder: Path) -> dict[str, Known]:
+        """Return where the tensors of this rank's newest file are; none if it cannot be read."""
+        ours = [e for e in entries_of(folder) if (e.rank, e.world) == (self._rank, self._world)]
+        newest = max(ours, key=lambda each: (each.attempt, each.step), default=None)
+        if newest is None:
+            return {}
+        try:
+            return self.read(newest).known(newest.path.name)
+        except (Unreadable, OSError):
+            return {}
+
+    def _needed(self, folder: Path, going: set[str]) -> set[str]:
+        """Return the names of files that those need which stay."""
+        needed: set[str] = set()
+        for entry in entries_of(folder):
+            name = entry.path.name
+            if name in going:
+                continue
+            if name not in self._refers:
+                try:
+                    self._refers[name] = checkpoint_file.read_header(entry.path).files
+                except (Unreadable, OSError):
+                    continue  # Nothing can go on from it.
+            needed |= self._refers[name]
+        return needed
 
     def _shares(self, folder: Path) -> bool:
         """Return whether other ranks, which have other parts, write to the same folder."""

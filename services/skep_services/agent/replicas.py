@@ -1,4 +1,4 @@
-"""The folders in this node's memory in which gangs keep copies of their state (`skep_job.replicas`).
+"""The folders in this node's memory in which gangs keep copies of their state.
 
     /dev/shm/skep-replicas-<user>-<node>/<job>/
 

@@ -6,7 +6,7 @@ Arguments: a JSON object (see `OPTIONS`). Prints one JSON line for what it was a
 reads a line. After "due" it waits until it knows of a change of the gang, after "order" until it
 knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_version`: what it takes
 its PyTorch for. `copies`: between two copies in memory. `agree_ns`: how often ranks agree on what
-is due (0: as ever; -1: after every mini-batch). `die`: where this process kills itself, see `plant`.
+is due (0: as ever; -1: after every mini-batch). `die`: where it kills itself, see `plant`.
 `errors`: where its errors go. `stamps`: it tells when it began, had a model, and was at a batch.
 """
 
@@ -279,8 +279,15 @@ def note_copies() -> list[int]:
 
 
 def plant(where: str) -> None:
-    """Have this process kill itself once it gets to a place, or (`after-`) past it."""
+    """Have this process kill itself once it gets to a place, or (`after-`) past it.
+
+    Args:
+        where: The place; `:N` behind it for the Nth time.
+    """
+    from skep_job.cooperate import cooperation
     from skep_job.elastic.agreement import Round
+    from skep_job.replicas import exchange
+    from skep_job.replicas.memory import Memory
     from skep_job.shards.model import SplitModel
     from skep_job.shards.peers import Offer
     from skep_job.shards.regroup import Regroup
@@ -293,14 +300,26 @@ def plant(where: str) -> None:
         "give": (Offer, "_give"),
         "enter": (Round, "enter"),
         "write": (checkpoint_file, "write"),
+        "prune": (Memory, "prune"),
+        "keep": (Memory, "store"),
+        "put": (exchange, "put"),
+        "take-in": (exchange.Server, "_do"),
+        "fetch": (exchange, "get"),
+        "read": (cooperation, "_read"),
     }
+    where, _, times = where.partition(":")
     planted, name = places[where.removeprefix("after-")]
     original = getattr(planted, name)
+    left = itertools.count(int(times or 1), -1)
 
-    def die(*given: Any, **named: Any) -> None:
-        if where.startswith("after-"):
-            original(*given, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def die(*given: Any, **named: Any) -> Any:
+        last = next(left) == 1
+        found = None
+        if not last or where.startswith("after-"):
+            found = original(*given, **named)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
     setattr(planted, name, die)
 
