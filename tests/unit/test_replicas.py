@@ -256,7 +256,9 @@ def test_a_gang_finds_what_is_whole_after_the_loss_of_a_node(
     gang = meet(ranks)
     assert all(each.active for each in ranks)
     for step in (5, 6):
-        gang.each(lambda rank, _: ranks[rank].store(state(rank), step))  # noqa: B023
+        for each in ranks:
+            each.heard(step - 1)
+        gang.each(lambda rank, _: ranks[rank].copying(step)(state(rank)))  # noqa: B023
     ranks[2]._memory.path(Key(3, 6, 4), 3).unlink()  # type: ignore[union-attr]
     for path in (tmp_path / "a" / "j7").iterdir():  # Node a is lost.
         path.unlink()
@@ -277,7 +279,7 @@ def test_a_gang_finds_what_is_whole_after_the_loss_of_a_node(
 
 def test_another_number_of_ranks_gets_all_files(tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path, ["a", "b"], 3)
-    meet(ranks).each(lambda rank, _: ranks[rank].store(state(rank), 5))
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(5)(state(rank)))
     later = ranks_of(tmp_path, ["a", "b", "c"], 4)
     gang = meet(later)
     assert later[0].found() == [Key(3, 5, 2)]
@@ -289,7 +291,7 @@ def test_a_file_that_does_not_come_has_the_boundary_passed_over_by_all(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ranks = ranks_of(tmp_path, ["a", "b"], 3)
-    meet(ranks).each(lambda rank, _: ranks[rank].store(state(rank), 5))
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(5)(state(rank)))
     later = ranks_of(tmp_path, ["c", "b"], 4)
     gang = meet(later)
     assert later[0].found() == [Key(3, 5, 2)]
@@ -316,14 +318,27 @@ def test_two_boundaries_at_most_are_kept(tmp_path: Path) -> None:
         whole = min(each.say(False)[1] for each in ranks)
         for each in ranks:
             each.heard(whole)
-            each.begin(step)
-        gang.each(lambda rank, _: ranks[rank].store(state(), step))
+        gang.each(lambda rank, _: ranks[rank].copying(step)(state()))
 
     for step in (3, 4, 5):
         copy(step)
     folders = [tmp_path / node / "j7" for node in ("a", "b")]
     steps = {entry.step for folder in folders for entry in entries_of(folder)}
     assert steps == {4, 5}
+
+
+def test_a_copy_of_a_gang_that_is_no_more_does_not_count(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(4)(state()))
+    late = ranks[0].copying(5)
+    meet(ranks)
+    late(state())
+    assert ranks[0].say(False)[1] == -1
+    three = ranks + ranks_of(tmp_path, ["b"], 3)
+    late = ranks[0].copying(6)
+    meet(three)
+    with pytest.raises(Broken, match="of another gang"):
+        late(state())
 
 
 def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:

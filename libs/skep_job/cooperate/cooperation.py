@@ -281,21 +281,19 @@ class Cooperation:
         state, step = self._snapshot(), self._steps()
         self._require_memory(state)
         assert self._run is not None
-        copies = self._replicas.active
-        if copies:
-            self._replicas.begin(step)
+        copy = self._replicas.copying(step) if self._replicas.active else None
 
         def write(state: Snapshot) -> Any:
-            if copies:
-                self._store_in_memory(state, step)
+            if copy is not None:
+                self._copy_first(copy, state, step)
             return checkpoints.save(state, step, folder)
 
         self._later.begin(state, self._run.tracked, write, done, since_ns)
 
-    def _store_in_memory(self, state: Snapshot, step: int) -> None:
+    def _copy_first(self, copy: Callable[[Snapshot], float], state: Snapshot, step: int) -> None:
         """Keep a copy of what is about to be written, before the slower write."""
         try:
-            outcome: object = self._replicas.store(state, step)
+            outcome: object = copy(state)
         except Exception as error:
             outcome = error
         self._replicas.finished(step, outcome, 0)
@@ -310,11 +308,10 @@ class Cooperation:
         try:
             state = self._snapshot()
             self._require_memory(state)
-            self._replicas.begin(step)
             self._later.begin(
                 state,
                 self._run.tracked,
-                functools.partial(self._replicas.store, step=step),
+                self._replicas.copying(step),
                 functools.partial(self._replicas.finished, step),
                 since_ns,
                 lasts=False,

@@ -10,6 +10,7 @@ Two boundaries at most are in memory, each on two nodes. Methods that are collec
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 import time
@@ -67,8 +68,21 @@ class _Rank(NamedTuple):
     files: frozenset[tuple[Key, int]]
 
 
+class _Gang(NamedTuple):
+    """The ranks as they are until they meet again."""
+
+    rank: int
+    world: int
+    ranks: list[_Rank]
+
+    @property
+    def nodes(self) -> list[int]:
+        """Return the node of each rank."""
+        return [each.node for each in self.ranks]
+
+
 class Replicas:
-    """For the training thread, but for `store` and `finished`."""
+    """For the training thread, but for `finished` and what `copying` returns."""
 
     def __init__(
         self, where: Where | None, job: str, attempt: int, every_s: float | None, *, auto: bool
@@ -91,8 +105,7 @@ class Replicas:
         self._next_at = 0.0
         self._memory: Memory | None = None
         self._server: Server | None = None
-        self._ranks: list[_Rank] = []
-        self._rank = self._world = 0
+        self._gang = _Gang(0, 0, [])
         self._active = False
         self._done = -1
         self._newest: Key | None = None
@@ -112,9 +125,8 @@ class Replicas:
             world: How many ranks there are.
         """
         self._active, self._done = False, -1
-        self._rank, self._world = rank, world
-        self._ranks = [_parse(row) for row in group.of_all(self._row())]
-        nodes = [each.node for each in self._ranks]
+        self._gang = _Gang(rank, world, [_parse(row) for row in group.of_all(self._row())])
+        nodes = self._gang.nodes
         why = ring.why_none(nodes)
         self._active = not why
         if why and 0 in nodes and any(nodes):
@@ -130,7 +142,7 @@ class Replicas:
         The same on every rank.
         """
         ranks: dict[Key, set[int]] = {}
-        for each in self._ranks:
+        for each in self._gang.ranks:
             for key, rank in each.files:
                 ranks.setdefault(key, set()).add(rank)
         found: list[Key] = []
@@ -156,15 +168,15 @@ class Replicas:
             The folder and a file of the boundary; None: some rank could not get all.
         """
         whole = frozenset(range(key.world))
-        same = key.world == self._world
-        wanted = [[rank] if same else sorted(whole) for rank in range(self._world)]
-        held = [frozenset(r for k, r in each.files if k == key) for each in self._ranks]
-        nodes = [each.node for each in self._ranks]
+        gang = self._gang
+        same = key.world == gang.world
+        wanted = [[rank] if same else sorted(whole) for rank in range(gang.world)]
+        held = [frozenset(r for k, r in each.files if k == key) for each in gang.ranks]
         memory, well = self._memory, self._memory is not None
         if memory is not None:
-            for file, giver in ring.fetches(wanted, held, nodes, self._rank):
+            for file, giver in ring.fetches(wanted, held, gang.nodes, gang.rank):
                 try:
-                    exchange.get(self._ranks[giver].address, memory, key, file)
+                    exchange.get(gang.ranks[giver].address, memory, key, file)
                 except Exception as error:
                     complain(
                         f"{key} is passed over: the copy of rank {file} "
@@ -174,7 +186,7 @@ class Replicas:
                     break
         if not group.all_well(well) or memory is None:
             return None
-        rank = self._rank if same else 0
+        rank = gang.rank if same else 0
         folder = Checkpoints(memory.folder, self._job, self._attempt, rank, key.world)
         return folder, Entry(key.attempt, key.step, rank, key.world, memory.path(key, rank))
 
@@ -204,22 +216,27 @@ class Replicas:
             whole: After how many mini-batches; below 0: none.
         """
         if self._active and whole >= 0:
-            self._newest = Key(self._attempt, whole, self._world)
+            self._newest = Key(self._attempt, whole, self._gang.world)
 
-    def begin(self, step: int) -> None:
-        """Make room for a boundary that all ranks are about to copy."""
-        if self._memory is not None:
-            now = Key(self._attempt, step, self._world)
-            self._memory.prune({now} if self._newest is None else {self._newest, now})
+    def copying(self, step: int) -> Callable[[Snapshot], float]:
+        """Return what keeps a copy of a state here and on the next node.
 
-    def store(self, state: Snapshot, step: int) -> float:
-        """Keep a copy here and on the next node; return how long it took (seconds).
-
-        On any thread; nothing may change the state meanwhile.
+        It may be called on any thread, while nothing changes the state, and also once the gang is
+        another one. It returns how long it took (seconds), and raises what `_store` raises.
 
         Args:
-            state: The state.
             step: The mini-batches that are done.
+        """
+        return functools.partial(self._store, self._gang, self._newest, step)
+
+    def _store(self, gang: _Gang, newest: Key | None, step: int, state: Snapshot) -> float:
+        """Keep a copy, after what is older than the newest whole boundary is removed.
+
+        Args:
+            gang: The ranks that copy this boundary.
+            newest: The boundary that is whole.
+            step: The mini-batches that are done.
+            state: The state.
 
         Raises:
             Superseded: A later attempt has trained.
@@ -228,11 +245,13 @@ class Replicas:
         """
         assert self._memory is not None
         since = time.monotonic()
-        key = Key(self._attempt, step, self._world)
-        self._memory.store(state, key, self._rank)
-        keeper = ring.keeper(self._rank, [each.node for each in self._ranks])
-        exchange.put(self._ranks[keeper].address, self._memory, key, self._rank)
-        self._done = max(self._done, step)
+        key = Key(self._attempt, step, gang.world)
+        self._memory.prune({key} if newest is None else {newest, key})
+        self._memory.store(state, key, gang.rank)
+        keeper = ring.keeper(gang.rank, gang.nodes)
+        exchange.put(gang.ranks[keeper].address, self._memory, key, gang.rank)
+        if gang is self._gang:  # Else that boundary is one of a gang that is no more.
+            self._done = step
         return time.monotonic() - since
 
     def finished(self, step: int, outcome: object, stood_ns: int) -> None:
@@ -279,7 +298,7 @@ class Replicas:
         self._server = Server(self._memory, self._may_put)
 
     def _may_put(self, key: Key, rank: int) -> bool:
-        return key[::2] == (self._attempt, self._world) and rank < self._world
+        return key[::2] == (self._attempt, self._gang.world) and rank < key.world
 
     def _complain(self, text: str) -> None:
         kind = text.partition(": ")[2]

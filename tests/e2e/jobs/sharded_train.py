@@ -268,13 +268,13 @@ def note_copies() -> list[int]:
     """Return a list that gets the boundaries which this rank begins to copy to memory."""
     from skep_job.replicas.replicas import Replicas
 
-    original, noted = Replicas.begin, []
+    original, noted = Replicas.copying, []
 
-    def begin(self: Any, step: int) -> None:
+    def copying(self: Any, step: int) -> Any:
         noted.append(step)
-        original(self, step)
+        return original(self, step)
 
-    Replicas.begin = begin  # type: ignore[method-assign]
+    Replicas.copying = copying  # type: ignore[method-assign]
     return noted
 
 
