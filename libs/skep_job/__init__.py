@@ -33,6 +33,8 @@ def init(
     seed: int = 0,
     backend: str = "",
     patience_s: float = 30.0,
+    replicas_every: "float | str | None" = "auto",
+    incremental: bool = False,
 ) -> "Any":
     """Return the run that makes this script checkpointable and movable.
 
@@ -51,18 +53,25 @@ def init(
         seed: It decides the order of the samples.
         backend: The backend of the process group; empty: torch's choice for the device.
         patience_s: How long a rank waits for others during a change of the size (seconds).
+        replicas_every: The time between two copies of the state in the memory of the gang's nodes,
+            each part on two of them: as for `checkpoint_every`. "auto": Skep chooses, for a gang
+            whose state is split over several nodes, 5 s or more. None: there are none.
+        incremental: Whether a checkpoint refers to an older one for tensors that did not change,
+            such as frozen weights, and does not write them again.
 
     Raises:
         UsageError: The function was called before in this process.
-        TypeError: `checkpoint_every` is neither a number nor text.
+        TypeError: `checkpoint_every` or `replicas_every` is neither a number nor text.
         ValueError: An argument has no possible meaning, or the environment names a gang that
             `elastic` does not allow.
     """
     from skep_job.cooperate.begin import begin
 
     if elastic is None:
-        return begin(checkpoint_every, keep, warm_up)
+        return begin(
+            checkpoint_every, keep, warm_up, replicas_every=replicas_every, incremental=incremental
+        )
     from skep_job.elastic.parts import rules
 
     gang = rules(elastic, global_batch, seed, backend, patience_s)
-    return begin(checkpoint_every, keep, warm_up, gang)
+    return begin(checkpoint_every, keep, warm_up, gang, replicas_every, incremental=incremental)

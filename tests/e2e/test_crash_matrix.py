@@ -18,6 +18,7 @@ SAMPLE = (
     "resume/ordered/everything",
     "migrate/sending/source-agent",
     "grow/starting/newcomer",
+    "checkpoint-sharded/taken/survivor",
 )
 
 

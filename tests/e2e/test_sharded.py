@@ -60,3 +60,10 @@ def test_what_cannot_be_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
     versions = found["versions of PyTorch at the start"]
     assert "rank 1: 2.12.1" in versions["said"]
     assert 0 not in versions["ended"]
+
+
+def test_a_lost_rank_or_node_costs_one_boundary_at_most(tmp_path: Path) -> None:
+    found = reshard.lost(tmp_path, 3)
+    assert found["not_well"] == []
+    assert found["nodes_lost"] >= 1
+    assert found["from_memory"] == 3

@@ -8,16 +8,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from skep_job.link.frames import encode
 from tests.support.job_agent import DEADLINE_S, JobAgent, Message, environment
+from tests.support.warm_ranks import Warm
 
 SCRIPT = Path(__file__).parents[1] / "e2e" / "jobs" / "elastic_train.py"
 
+
+REPLICA_BYTES = 4 * 1024**3
 
 OPPOSITE = {"rescaled": "failed", "failed": "rescaled", "past": "failed"}
 
@@ -51,22 +54,36 @@ class Member:
     """One process of a gang, and the agent's end of its socket."""
 
     def __init__(
-        self, script: Path, folder: Path, env: dict[str, str], options: dict[str, Any]
+        self,
+        script: Path,
+        folder: Path,
+        env: dict[str, str],
+        options: dict[str, Any],
+        warm: Warm | None = None,
     ) -> None:
         self.agent = JobAgent(folder / "a.sock")
         self.agent.listen()
         self.lines: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self._changed = threading.Condition()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "skep_job", str(script), json.dumps(options)],
-            env=self.agent.environment() | env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        env = self.agent.environment() | env
+        self.process: Any
+        errors = folder / "errors"
+        if warm is not None:
+            options = {**options, "errors": str(errors)}
+        argv = [sys.executable, "-m", "skep_job", str(script), json.dumps(options)]
+        if warm is not None:
+            self.process = warm.fork(argv, env, errors)
+        else:
+            self.process = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
         self.pid = self.process.pid
         self._threads = [
             threading.Thread(target=self._read, daemon=True),
@@ -91,7 +108,7 @@ class Member:
 
     def end(self) -> int:
         """Return the exit status; all it printed is there then."""
-        status = self.process.wait(DEADLINE_S)
+        status: int = self.process.wait(DEADLINE_S)
         for thread in self._threads:
             thread.join(DEADLINE_S)
         return status
@@ -163,16 +180,27 @@ class Member:
 class ElasticGang:
     """What an agent has of one gang: members in the order they were started."""
 
-    def __init__(self, folder: Path, script: Path = SCRIPT, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, script: Path = SCRIPT, *, store: Store | None = None, **options: Any
+    ) -> None:
         self._folder = folder
         self.checkpoints = folder / "checkpoints"
         self._script = script
         self._options = options
-        self.store = Store()
+        self.store = store or Store()
+        self._own_store = store is None
         self.members: list[Member] = []
         self._order = 0
         self.generation = 0
         self.attempt = 3
+        self.env: dict[str, str] = {}
+        """Variables of every member."""
+        self.memory: Path | None = None
+        """Where nodes have a folder each that stands for their memory; None: they have none."""
+        self.node_of: Callable[[int], int] = lambda _rank: 0
+        """The node that a rank is started on."""
+        self.warm: Warm | None = None
+        """What ranks are forked from; None: they are executed."""
 
     def __enter__(self) -> ElasticGang:
         return self
@@ -189,8 +217,9 @@ class ElasticGang:
                 print(*(m for m in member.agent.received if m["type"] != "stats"), sep="\n")
         for member in self.members:
             member.close()
-        self.store.process.kill()
-        self.store.close()
+        if self._own_store:
+            self.store.process.kill()
+            self.store.close()
 
     def start(self, rank: int, world: int, *, awaits: str = "", **options: Any) -> Member:
         """Start one process, of the first gang or as a newcomer or successor."""
@@ -204,9 +233,13 @@ class ElasticGang:
             "SKEP_CHECKPOINTS": str(self.checkpoints),
             "SKEP_GEN": str(self.attempt),
         }
+        if self.memory is not None:
+            env["SKEP_REPLICAS"] = str(self.memory / str(self.node_of(rank)))
+            env["SKEP_REPLICA_BYTES"] = str(REPLICA_BYTES)
         if awaits:
             env |= {"SKEP_AWAITS": awaits, "SKEP_HOST": "127.0.0.1"}
-        member = Member(self._script, folder, env, {**self._options, **options})
+        env |= self.env
+        member = Member(self._script, folder, env, {**self._options, **options}, self.warm)
         self.members.append(member)
         return member
 

@@ -7,7 +7,8 @@
     bad        a shard missing or damaged, a full disk, splits that cannot be, versions that differ
     speed      FSDP2 of 100 M parameters on 4 ranks: how long a checkpoint and a resize stand still
     phases     a rank is killed in each phase of a change and of a checkpoint
-    lost       a rank is killed at any moment while checkpoints are written (`--seeds`)
+    lost       a rank or a node of two is lost at any moment (`--seeds`): copies in memory
+    recover    FSDP2 of 100 M parameters on two nodes: from a loss to the next mini-batch
     move       the same moved to warm successors, beside what the link takes for the bytes
 
 Prints one JSON object. `--only NAME` plays one of them. Full disks need root.
@@ -18,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import random
 import re
 import shutil
 import socket
@@ -308,18 +308,17 @@ def said_losses(member: Member) -> list[list[Any]]:
 
 
 def lost(folder: Path, seeds: int = 5) -> dict[str, Any]:
-    """A rank is killed at any moment while checkpoints are written; the gang goes on from one."""
-    whole, _ = alone(folder / "alone", 3, **SMALL)
-    found: dict[str, Any] = {}
-    for seed in range(seeds):
-        chance = random.Random(seed)
-        at, victim = chance.randrange(1, 15), chance.randrange(3)
-        with gang(folder / str(seed), every=0.05, **SMALL) as of:
-            members = [of.start(n, 3, hold=[at] if n == victim else []) for n in range(3)]
-            members[victim].wait_holding(at)  # A checkpoint may be in the middle of its writing.
-            members[victim].process.kill()
-            found[str(seed)] = {"killed": [victim, at], **killed(of, members, whole)}
-    return found
+    """A rank or a node is lost at any moment; the gang goes on from the newest copy in memory."""
+    from tests.system import lost_ranks
+
+    return lost_ranks.lost(folder, seeds)
+
+
+def recover(folder: Path) -> dict[str, Any]:
+    """100 M parameters on two nodes: how long it takes after the loss of a rank, and of a node."""
+    from tests.system import lost_ranks
+
+    return lost_ranks.recover(folder)
 
 
 def phases(folder: Path) -> dict[str, Any]:
@@ -373,7 +372,9 @@ def phases(folder: Path) -> dict[str, Any]:
             for member in members:
                 member.go("order")
             found[f"checkpoint/{phase}"] = killed(of, members, triple)
-    return found
+    from tests.system import lost_ranks
+
+    return found | lost_ranks.phases(folder / "memory")
 
 
 def said(member: Member, pattern: str) -> str:
@@ -605,6 +606,7 @@ PLAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "move": move,
     "phases": phases,
     "lost": lost,
+    "recover": recover,
 }
 
 

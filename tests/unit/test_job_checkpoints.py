@@ -164,3 +164,94 @@ def test_durations(text: float | str, value: float) -> None:
 def test_what_is_no_duration(text: float | str) -> None:
     with pytest.raises(ValueError, match="is no duration; give seconds, or text such as"):
         seconds(text)
+
+
+def frozen(step: int, frozen_value: float = 7.0, more: int = 0) -> Snapshot:
+    """Return a state with a large frozen tensor and one that is trained."""
+    large = torch.full((400_000,), frozen_value)
+    large[more] = 1.0
+    trained = torch.full((400_000,), float(step))
+    return snapshot.take({}, {"steps": step, "state": {"frozen": large, "trained": trained}})
+
+
+def incremental(path: Path, attempt: int = 1, keep: int = 2) -> Checkpoints:
+    return Checkpoints(path, "j1", attempt, 0, 1, keep, incremental=True)
+
+
+def loaded(path: Path, file: Path) -> dict[str, float]:
+    """Return the last element of both tensors, as a later attempt reads them."""
+    entry = next(each for each in folder(path, 9).steps(print) if each.path == file)
+    header = folder(path, 9).read(entry)
+    state = place_of(header.plain, read_tensors(file, header))["state"]
+    return {name: float(tensor[-1]) for name, tensor in state.items()}
+
+
+def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    sizes = [incremental(tmp_path).save(frozen(step), step) for step in (1, 2, 3, 4, 5)]
+    large = 400_000 * 4
+    assert [size > 2 * large for _, size in sizes] == [True, True, False, False, False]
+    assert sizes[4][1] < large + 10_000, "what is trained, and a header"
+    assert read_header(sizes[4][0]).files == {sizes[1][0].name}, "the file that has the bytes"
+    assert loaded(tmp_path, sizes[4][0]) == {"frozen": 7.0, "trained": 5.0}
+    assert names(tmp_path) == [sizes[at][0].name for at in (1, 3, 4)], "it stays while it is needed"
+    later, size = incremental(tmp_path, 2).save(frozen(9), 9)
+    assert size < large + 10_000, "a later attempt goes on with it"
+    assert loaded(tmp_path, later) == {"frozen": 7.0, "trained": 9.0}
+
+
+def test_a_change_of_one_element_is_written(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        incremental(tmp_path).save(frozen(step), step)
+    # No sample is there: only the digest tells.
+    path, size = incremental(tmp_path).save(frozen(4, more=123_457), 4)
+    assert size > 2 * 400_000 * 4
+    assert read_header(path).files == set()
+    assert loaded(tmp_path, path) == {"frozen": 7.0, "trained": 4.0}
+    for step in (5, 6, 7):
+        path, _ = incremental(tmp_path).save(frozen(step, more=123_457), step)
+    assert len(names(tmp_path)) == 3, "the older file goes once nothing needs it"
+
+
+def test_an_older_file_that_is_gone_or_damaged_is_seen(tmp_path: Path) -> None:
+    files = [incremental(tmp_path).save(frozen(step), step)[0] for step in (1, 2, 3)]
+    content = bytearray(files[1].read_bytes())
+    content[-100] ^= 1
+    content[len(content) // 3] ^= 1
+    files[1].write_bytes(content)
+    with pytest.raises(Unreadable, match="are not those that were written"):
+        loaded(tmp_path, files[2])
+    files[1].unlink()
+    with pytest.raises(Unreadable, match=f"are in {files[1].name}, which is not there"):
+        loaded(tmp_path, files[2])
+    path, size = incremental(tmp_path).save(frozen(4), 4)
+    assert size > 2 * 400_000 * 4, "it is written anew"
+    assert loaded(tmp_path, path) == {"frozen": 7.0, "trained": 4.0}
+
+
+def test_a_script_that_stores_in_full_again_keeps_what_is_needed(tmp_path: Path) -> None:
+    files = [incremental(tmp_path).save(frozen(step), step)[0] for step in (1, 2, 3)]
+    path, size = folder(tmp_path).save(frozen(4), 4)
+    assert size > 2 * 400_000 * 4
+    assert names(tmp_path) == [each.name for each in (files[1], files[2], path)]
+    assert loaded(tmp_path, files[2]) == {"frozen": 7.0, "trained": 3.0}
+    folder(tmp_path).save(frozen(5), 5)
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_file_that_names_another_place_is_refused(tmp_path: Path) -> None:
+    import json
+    import zlib
+
+    files = [incremental(tmp_path).save(frozen(step), step)[0] for step in (1, 2, 3)]
+    content = files[2].read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8 : 8 + size])
+    ours = json.loads(entries["__metadata__"]["skep"])
+    (named,) = ours["elsewhere"].values()
+    named[2] = "../../etc/passwd"
+    entries["__metadata__"] = {"header_crc32": "0" * 8, "skep": json.dumps(ours)}
+    text = json.dumps(entries).encode()
+    text = text.replace(b"0" * 8, f"{zlib.crc32(text):08x}".encode(), 1)
+    files[2].write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    with pytest.raises(Unreadable, match="which is no checkpoint"):
+        read_header(files[2])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from skep_job.elastic.parts import Rules as GangRules
 
 KEEP_MAX = 1_000
+AUTO = "auto"
+"""The word for a time that Skep chooses."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -30,6 +32,9 @@ def begin(
     keep: int,
     warm_up: Callable[[], object] | None,
     gang: GangRules | None = None,
+    replicas_every: float | str | None = None,
+    *,
+    incremental: bool = False,
 ) -> Run:
     """Do `skep_job.init`: make the run of this process.
 
@@ -39,11 +44,14 @@ def begin(
         keep: How many checkpoints stay.
         warm_up: Does one step of training in a successor; None: a step is guessed.
         gang: The rules of a job that may change its size; None: the size is fixed.
+        replicas_every: The time between two copies of the state in other nodes' memory: as for
+            `checkpoint_every`, or "auto". None: there are none.
+        incremental: Whether a checkpoint refers to an older one for tensors that did not change.
 
     Raises:
         UsageError: The run of this process was made before.
-        TypeError: `checkpoint_every` is neither a number nor text.
-        ValueError: `checkpoint_every` is no duration, `keep` is out of range, or the environment
+        TypeError: `checkpoint_every` or `replicas_every` is neither a number nor text.
+        ValueError: One of these is no duration, `keep` is out of range, or the environment
             names a gang that the rules do not allow.
     """
     global _run  # noqa: PLW0603  a process has one run
@@ -51,14 +59,22 @@ def begin(
         message = "init() was called before; keep what it returned"
         raise UsageError(message)
     every_s = None if checkpoint_every is None else seconds(checkpoint_every)
+    copies = replicas_every
+    if copies is not None and copies != AUTO:
+        copies = seconds(copies)
     _check_keep(keep)
     if gang is None:
-        _run = Run(_under_agent(every_s, keep, warm_up))
+        under = _under_agent(every_s, keep, warm_up, replicas_every=copies, incremental=incremental)
+        _run = Run(under)
         return _run
     from skep_job.elastic.run import ElasticRun
 
     run = _run = ElasticRun(gang, warm_up)
-    run.join(_under_agent(every_s, keep, warm_up, run.membership))
+    run.join(
+        _under_agent(
+            every_s, keep, warm_up, run.membership, replicas_every=copies, incremental=incremental
+        )
+    )
     return run
 
 
@@ -124,6 +140,9 @@ def _under_agent(
     keep: int,
     warm_up: Callable[[], object] | None,
     elastic: Elastic | None = None,
+    *,
+    replicas_every: float | str | None = None,
+    incremental: bool = False,
 ) -> Under | None:
     """Return the agent's side of a run, if the environment names an agent."""
     environ = os.environ
@@ -133,6 +152,7 @@ def _under_agent(
         from skep_job.cooperate.cooperation import Cooperation, Options
         from skep_job.link.settings import Unobserved
         from skep_job.observe.observation import boot, current
+        from skep_job.replicas.replicas import where
 
         booted = boot(environ)
         observation = current()
@@ -152,6 +172,9 @@ def _under_agent(
             awaits=environ.get("SKEP_AWAITS", ""),
             host=environ.get("SKEP_HOST", ""),
             elastic=elastic,
+            replicas_every=replicas_every,
+            memory=where(environ.get),
+            incremental=incremental,
         )
         return Cooperation(observation, options)
     except Exception as error:  # Skep's own failure is not the script's.

@@ -29,6 +29,8 @@ from skep_job.cooperate.warm_up import make_state, warm_up
 from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
 from skep_job.observe.metrics import Metrics
 from skep_job.observe.reporter import complain
+from skep_job.replicas.memory import Key
+from skep_job.replicas.replicas import Replicas, Where
 from skep_job.shards import stored as stored_shards
 from skep_job.shards.gradients import has_own_gradients
 from skep_job.shards.later import Done, Later
@@ -55,6 +57,9 @@ class Options(NamedTuple):
     awaits: str = ""  # SKEP_AWAITS: this is a successor
     host: str = ""  # SKEP_HOST: the address to listen on
     elastic: Elastic | None = None
+    replicas_every: float | str | None = None  # seconds, or "auto"
+    memory: Where | None = None  # SKEP_REPLICAS
+    incremental: bool = False  # whether checkpoints refer to older ones for what did not change
 
 
 class Elastic(Protocol):
@@ -120,6 +125,14 @@ class Cooperation:
         self._split = False
         """Whether this rank has a part of the state."""
         self._later = Later()
+        every = options.replicas_every
+        self._replicas = Replicas(
+            options.memory,
+            settings.job,
+            settings.attempt,
+            every if isinstance(every, float) else None,
+            auto=every == "auto",
+        )
 
     # --- what a run calls ---------------------------------------------------------------------
 
@@ -137,11 +150,12 @@ class Cooperation:
         control.at_once("suspend", self._is_the_job)
         self._together.begin()
         if self._elastic is not None:
-            self._elastic.regroup(self._together.leave, self._together.begin)
+            self._elastic.regroup(self._together.leave, self._regroup)
         self._split = _is_split(run.tracked, self._elastic)
         if self._split:
             self._check_versions()
             learn(_parameters(run.tracked))
+        self._meet()
         control.say("can", tier="cooperative", can=self._can(run))
         recording.record()
         self._catch_sigterm()
@@ -186,7 +200,11 @@ class Cooperation:
             if due:
                 self._checkpoint_on_time()
             return
-        agreed = self._together.boundary(checkpoint=due, end=self._told_to_end)
+        copy, copied = self._replicas.say(self._later.busy)
+        agreed = self._together.boundary(
+            checkpoint=due, end=self._told_to_end, copy=copy, copied=copied
+        )
+        self._replicas.heard(agreed.copied)
         if agreed.end:
             self._end()
         if agreed.order is not None:
@@ -194,6 +212,8 @@ class Cooperation:
             self._control.perform(agreed.order, self._tally.steps)
         if agreed.checkpoint:
             self._checkpoint_on_time()
+        elif agreed.copy:
+            self._copy_to_memory()
 
     def report(self, values: dict[str, Any]) -> None:
         self._reports += 1
@@ -262,8 +282,44 @@ class Cooperation:
         state, step = self._snapshot(), self._steps()
         self._require_memory(state)
         assert self._run is not None
-        write = functools.partial(checkpoints.save, step=step, folder=folder)
+        copy = self._replicas.copying(step) if self._replicas.active else None
+
+        def write(state: Snapshot) -> Any:
+            if copy is not None:
+                self._copy_first(copy, state, step)
+            return checkpoints.save(state, step, folder)
+
         self._later.begin(state, self._run.tracked, write, done, since_ns)
+
+    def _copy_first(self, copy: Callable[[Snapshot], float], state: Snapshot, step: int) -> None:
+        """Keep a copy of what is about to be written, before the slower write."""
+        try:
+            outcome: object = copy(state)
+        except Exception as error:
+            outcome = error
+        self._replicas.finished(step, outcome, 0)
+
+    def _copy_to_memory(self) -> None:
+        """Begin to copy the state to the memory of the gang's nodes; on all ranks alike."""
+        assert self._run is not None
+        if has_own_gradients(self._run.tracked):
+            return  # It is tried again at the next agreement.
+        since_ns = time.monotonic_ns()
+        step = self._steps()
+        try:
+            state = self._snapshot()
+            self._require_memory(state)
+            self._later.begin(
+                state,
+                self._run.tracked,
+                self._replicas.copying(step),
+                functools.partial(self._replicas.finished, step),
+                since_ns,
+                lasts=False,
+            )
+        except Exception as error:
+            self._replicas.finished(step, error, 0)
+        self._pause(since_ns)
 
     def _checkpoint_on_time(self) -> None:
         assert self._options.every_s is not None
@@ -330,6 +386,18 @@ class Cooperation:
             return self._elastic.rank(), self._elastic.world()
         return self._settings.process, self._settings.processes
 
+    def _regroup(self) -> None:
+        """Find the ranks of the gang that the elastic one has become."""
+        self._together.begin()
+        self._meet()
+
+    def _meet(self) -> None:
+        """Find out which nodes can keep copies of the state; on all ranks alike."""
+        chosen = self._options.replicas_every not in (None, "auto")
+        fits = self._split or (chosen and self._elastic is None)
+        if fits and self._replicas.wanted and not self._together.alone:
+            self._replicas.meet(self._together, *self._seat())
+
     def _check_versions(self) -> None:
         """Check that the ranks can exchange parts of their state.
 
@@ -366,12 +434,21 @@ class Cooperation:
         whose = self._settings
         # What one rank of an elastic gang has written, any rank of any later size can read.
         rank, world = (whose.process, whose.processes) if self._options.elastic is None else (0, 1)
-        return Checkpoints(folder, whose.job, whose.attempt, rank, world, self._options.keep)
+        options = self._options
+        return Checkpoints(
+            folder,
+            whose.job,
+            whose.attempt,
+            rank,
+            world,
+            options.keep,
+            incremental=options.incremental,
+        )
 
     # --- beginning where an earlier process was ---------------------------------------------------
 
     def _continue(self, run: Run) -> dict[str, Any] | None:
-        """Load the newest checkpoint that is whole; None if there is none."""
+        """Load the newest state that is whole, in memory or on disk; None if there is none."""
         if self._checkpoints is None:
             return None
         found = self._newest(run, self._checkpoints)
@@ -391,13 +468,36 @@ class Cooperation:
         except OSError as error:
             complain(f"the checkpoints cannot be listed: {describe(error)}")
             entries = []
-        for entry in self._together.common(entries, all_):
-            loaded = _read(run, all_, entry, self._seat() if self._split else None)
-            well = not isinstance(loaded, str)
-            if self._together.all_well(well) and not isinstance(loaded, str):
-                return entry, *loaded
-            why = loaded if isinstance(loaded, str) else "another rank cannot read its own"
-            complain(f"{entry.path.name} is passed over: {why}")
+        on_disk = list(self._together.common(entries, all_))
+        in_memory = [key for key in self._replicas.found() if self._can_read(key)]
+        while in_memory or on_disk:
+            newest = on_disk[0][:2] if on_disk else (0, 0)
+            if in_memory and in_memory[0][:2] >= newest:
+                key = in_memory.pop(0)
+                fetched = self._replicas.fetch(key, self._together)
+                if fetched is not None and (loaded := self._loaded(run, *fetched)) is not None:
+                    self._replicas.went_on_from(key)
+                    return loaded
+                continue
+            if (loaded := self._loaded(run, all_, on_disk.pop(0))) is not None:
+                for key in in_memory:
+                    complain(f"{key} is passed over: that on disk is newer")
+                return loaded
+        return None
+
+    def _can_read(self, key: Key) -> bool:
+        return self._elastic is not None or key.world == self._seat()[1]
+
+    def _loaded(
+        self, run: Run, folder: Checkpoints, entry: Entry
+    ) -> tuple[Entry, Stored, Any] | None:
+        """Return a state that all ranks can read, or None; on all ranks alike."""
+        loaded = _read(run, folder, entry, self._seat() if self._split else None)
+        well = not isinstance(loaded, str)
+        if self._together.all_well(well) and not isinstance(loaded, str):
+            return entry, *loaded
+        why = loaded if isinstance(loaded, str) else "another rank cannot read its own"
+        complain(f"{entry.path.name} is passed over: {why}")
         return None
 
     def _succeed(self, run: Run, token: str) -> dict[str, Any]:

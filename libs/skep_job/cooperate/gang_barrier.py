@@ -2,9 +2,9 @@
 
 Ranks that average gradients are in step, but an order or a timer reaches one a moment before the
 other, and a rank that stops alone hangs all. So every few mini-batches, four times a second if they
-are short, the ranks reduce five numbers over a process group of their own. A rank that has
+are short, the ranks reduce a few numbers over a process group of their own. A rank that has
 something due says so there, and all see the same: an order is done once every rank has it, a
-checkpoint or the end as soon as one asks for it.
+checkpoint or the end as soon as one asks for it, a copy in memory once every rank is ready for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class Agreed(NamedTuple):
     order: Message | None = None
     checkpoint: bool = False
     end: bool = False
+    copy: bool = False
+    """Whether the state is copied to the memory of the gang's nodes."""
+    copied: int = -1
+    """The mini-batches after which every rank has made a copy; below 0: not every one has."""
 
 
 class Together:
@@ -83,12 +87,16 @@ class Together:
         self._control.held = None
         return held
 
-    def boundary(self, *, checkpoint: bool, end: bool) -> Agreed:
+    def boundary(
+        self, *, checkpoint: bool, end: bool, copy: bool = False, copied: int = -1
+    ) -> Agreed:
         """Return what is to be done after this mini-batch, the same on every rank.
 
         Args:
             checkpoint: Whether this rank has a checkpoint to write.
             end: Whether this rank was told to end.
+            copy: Whether this rank is ready to copy its state to memory.
+            copied: The mini-batches after which this rank has made its last copy.
         """
         self._left -= 1
         if self._left > 0:
@@ -97,17 +105,19 @@ class Together:
         order = _order(held)
         now = time.monotonic_ns()
         step_ns = (now - self._since_ns) // self._stride
-        numbers = self._reduce([order, -order, int(checkpoint), int(end), step_ns], "MAX")
+        mine = [order, -order, int(checkpoint), int(end), step_ns, -int(copy), -copied]
+        numbers = self._reduce(mine, "MAX")
         if numbers is None:
             return Agreed(None, checkpoint, end)
         highest, lowest = numbers[0], -numbers[1]
         self._stride = min(max(EVERY_NS // max(numbers[4], 1), 1), STRIDE_MAX)
         self._left = self._stride
         self._since_ns = time.monotonic_ns()
+        agreed = Agreed(None, numbers[2] > 0, numbers[3] > 0, numbers[5] < 0, -numbers[6])
         if 0 < lowest == highest:
             self._control.held = None
-            return Agreed(held, numbers[2] > 0, numbers[3] > 0)
-        return Agreed(None, numbers[2] > 0, numbers[3] > 0)
+            return agreed._replace(order=held)
+        return agreed
 
     def common(self, entries: list[Entry], checkpoints: Checkpoints) -> Iterator[Entry]:
         """Yield, the newest first, those of this rank's entries that every rank has.

@@ -1,4 +1,4 @@
-"""Writes checkpoints of split state while the training goes on.
+"""Writes checkpoints of split state, and copies for other nodes, while the training goes on.
 
     boundary            what a mini-batch may change is copied; the training goes on
     forward, backward   the rest is copied beside it: only an optimizer's step changes that
@@ -45,6 +45,12 @@ class Later:
         self._copied = threading.Event()
         self._copied.set()
         self._waited_ns = 0
+        self._lasts = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is copied or written."""
+        return self._writing is not None and not self._writing.done()
 
     def begin(
         self,
@@ -53,6 +59,8 @@ class Later:
         write: Callable[[Snapshot], Any],
         done: Done,
         since_ns: int,
+        *,
+        lasts: bool = True,
     ) -> None:
         """Begin to copy and write a state.
 
@@ -62,8 +70,11 @@ class Later:
             write: It writes a copy of the state, on a thread of this object's.
             done: It is told on that thread what came of it.
             since_ns: Since when the training stands still, as `time.monotonic_ns` says it.
+            lasts: Whether `settle` waits until it is written, and not only until it is copied.
         """
+        self._lasts = True
         self.settle()
+        self._lasts = lasts
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "skep-checkpoint")
             self._stager = self._make_stager()
@@ -97,8 +108,10 @@ class Later:
         self._writing = self._pool.submit(work)
 
     def settle(self) -> None:
-        """Wait until nothing is copied or written any more."""
-        if self._writing is not None:
+        """Wait until the job's own tensors are not read any more, and what lasts is written."""
+        if self._writing is not None and not self._lasts:
+            self._copied.wait()
+        elif self._writing is not None:
             self._writing.result()
             self._writing = None
 

@@ -5,13 +5,16 @@
     data         the tensors' bytes, one after the other
 
 Any reader of safetensors can open it. `skep` is JSON in a string, as the format demands: version,
-which process wrote it, the plain values, and a CRC-32 for each tensor. `header_crc32` is that of
-the header with eight zeros in its place. Both CRCs are known only once the data is written, so the
-header is written twice; the file has its name only after both, and after the disk has it.
+which process wrote it, the plain values, and a CRC-32 for each tensor. A tensor that did not
+change may be in an older file of the same folder (`skep_job.state.unchanged`): `elsewhere` says
+where. `header_crc32` is that of the header with eight zeros in its place. Both CRCs are known only
+once the data is written, so the header is written twice; the file has its name only after both, and
+after the disk has it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import zlib
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 from skep_job.shards.templates import has_shards
 from skep_job.state.snapshot import (
     READABLE,
+    REFERRING_VERSION,
     SPLIT_VERSION,
     VERSION,
     Snapshot,
@@ -28,6 +32,7 @@ from skep_job.state.snapshot import (
     layout_of,
 )
 from skep_job.state.state_tree import DTYPES, Tensors
+from skep_job.state.unchanged import FILE, Known, Place, Unchanged, compare
 
 HEADER_BYTES_MAX = 100_000_000
 """The format's own limit."""
@@ -49,34 +54,100 @@ class Stored(NamedTuple):
     layout: dict[str, Any]  # name -> dtype, shape, begin and end in the data
     crcs: dict[str, str]
     data_at: int
+    digests: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+
+    @property
+    def files(self) -> set[str]:
+        """Return the names of the other files that have tensors of it."""
+        return {about["file"] for about in self.layout.values() if "file" in about}
+
+    def known(self, file: str) -> dict[str, Known]:
+        """Return where its tensors are.
+
+        Args:
+            file: Its own name.
+        """
+        return {
+            name: Known(
+                about["dtype"],
+                about["shape"],
+                Place(
+                    about.get("file", file),
+                    about["begin"] + (0 if "file" in about else self.data_at),
+                    about["end"] - about["begin"],
+                    self.crcs[name],
+                    self.digests.get(name, ""),
+                ),
+            )
+            for name, about in self.layout.items()
+        }
 
 
-def write(path: Path, snapshot: Snapshot, about: dict[str, Any]) -> int:
+def write(
+    path: Path, snapshot: Snapshot, about: dict[str, Any], known: dict[str, Known] | None = None
+) -> int:
     """Write and sync a file; return its bytes.
 
     Args:
         path: The file, which must not exist.
         snapshot: The state.
         about: Which process writes it: job, attempt, rank, world, step.
+        known: Where tensors are in older files of the folder; None: all are written.
 
     Raises:
         OSError: The file exists, or cannot be written.
     """
-    layout = layout_of(snapshot.tensors)
-    crcs = dict.fromkeys(layout, _NO_CRC)
-    size = len(_header(snapshot.plain, layout, crcs, about))
+    unchanged = None
+    if known:
+        layout = layout_of(snapshot.tensors)
+        given = {
+            name: (layout[name], functools.partial(host_bytes, tensor))
+            for name, tensor in snapshot.tensors.items()
+        }
+        unchanged = compare(path.parent, known, given)
     with open(path, "xb", buffering=0) as file:
-        file.seek(8 + size)
-        for name, tensor in snapshot.tensors.items():
-            data, keep = host_bytes(tensor)
-            crcs[name] = _hex(_write_all(file, data))
-            del keep
-        header = _header(snapshot.plain, layout, crcs, about)
-        assert len(header) == size, "CRCs have one length"
-        file.seek(0)
-        _write_all(file, memoryview(size.to_bytes(8, "little") + header))
+        size = write_to(file, snapshot, about, unchanged)
         os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+        return size
+
+
+def write_to(
+    file: Any, snapshot: Snapshot, about: dict[str, Any], unchanged: Unchanged | None = None
+) -> int:
+    """Write what a file has, from its beginning; return the bytes.
+
+    Args:
+        file: Unbuffered, and written in place; what is behind the bytes returned stays.
+        snapshot: The state.
+        about: As for `write`.
+        unchanged: What is not written; None: all is.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    unchanged = unchanged or Unchanged({}, {})
+    tensors = {n: t for n, t in snapshot.tensors.items() if n not in unchanged.elsewhere}
+    all_ = layout_of(snapshot.tensors)
+    layout = {name: all_[name] for name in tensors}
+    crcs = dict.fromkeys(layout, _NO_CRC)
+    more = _more(all_, unchanged)
+    size = len(_header(snapshot.plain, layout, crcs, about, more))
+    file.seek(8 + size)
+    for name, tensor in tensors.items():
+        data, keep = host_bytes(tensor)
+        crcs[name] = _hex(_write_all(file, data))
+        del keep
+    header = _header(snapshot.plain, layout, crcs, about, more)
+    assert len(header) == size, "CRCs have one length"
+    file.seek(0)
+    _write_all(file, memoryview(size.to_bytes(8, "little") + header))
+    written: int = sum(each["bytes"] for each in layout.values())
+    return 8 + size + written
+
+
+def plain_bytes(snapshot: Snapshot) -> int:
+    """Return a bound of the bytes that the plain values take in a header."""
+    return 2 * len(json.dumps(snapshot.plain, separators=(",", ":")))
 
 
 def read_header(path: Path) -> Stored:
@@ -97,7 +168,7 @@ def read_header(path: Path) -> Stored:
         reason = "it ends within its header"
         raise Unreadable(reason)
     stored = _parse(header, 8 + length)
-    ends = [about["end"] for about in stored.layout.values()]
+    ends = [about["end"] for about in stored.layout.values() if "file" not in about]
     expected = stored.data_at + max(ends, default=0)
     if size != expected:
         reason = f"it has {size} bytes where {expected} were written"
@@ -117,7 +188,7 @@ def read_tensors(path: Path, stored: Stored) -> Tensors:
         OSError: The file cannot be read.
     """
     with open(path, "rb", buffering=0) as file:
-        return {name: _read_tensor(file, stored, name) for name in stored.layout}
+        return {name: _read_tensor(path, file, stored, name) for name in stored.layout}
 
 
 def read_tensor(path: Path, stored: Stored, name: str) -> Any:
@@ -133,16 +204,33 @@ def read_tensor(path: Path, stored: Stored, name: str) -> Any:
         OSError: The file cannot be read.
     """
     with open(path, "rb", buffering=0) as file:
-        return _read_tensor(file, stored, name)
+        return _read_tensor(path, file, stored, name)
 
 
-def _read_tensor(file: Any, stored: Stored, name: str) -> Any:
+def _read_tensor(path: Path, file: Any, stored: Stored, name: str) -> Any:
     import torch
 
     about = stored.layout[name]
     tensor = torch.empty(about["shape"], dtype=getattr(torch, DTYPES[about["dtype"]]))
     data, _ = host_bytes(tensor)
-    file.seek(stored.data_at + about["begin"])
+    if "file" in about:
+        try:
+            with open(path.parent / about["file"], "rb", buffering=0) as other:
+                whole = _fill(other, about["begin"], data, stored.crcs[name])
+        except FileNotFoundError:
+            reason = f"the bytes of {name} are in {about['file']}, which is not there"
+            raise Unreadable(reason) from None
+    else:
+        whole = _fill(file, stored.data_at + about["begin"], data, stored.crcs[name])
+    if not whole:
+        reason = f"the bytes of {name} are not those that were written"
+        raise Unreadable(reason)
+    return tensor
+
+
+def _fill(file: Any, at: int, data: memoryview, expected: str) -> bool:
+    """Read bytes from a place; return whether they are there and have the CRC that is expected."""
+    file.seek(at)
     crc, done = 0, 0
     while done < len(data):
         count = file.readinto(data[done : done + _PIECE_BYTES])
@@ -150,17 +238,32 @@ def _read_tensor(file: Any, stored: Stored, name: str) -> Any:
             break
         crc = zlib.crc32(data[done : done + count], crc)
         done += count
-    if done < len(data) or _hex(crc) != stored.crcs[name]:
-        reason = f"the bytes of {name} are not those that were written"
-        raise Unreadable(reason)
-    return tensor
+    return done == len(data) and _hex(crc) == expected
+
+
+def _more(layout: dict[str, Any], unchanged: Unchanged) -> dict[str, Any]:
+    """Return what a header says about tensors that did not change; nothing if all did."""
+    found: dict[str, Any] = {}
+    if unchanged.elsewhere:
+        found["elsewhere"] = {
+            name: [layout[name]["dtype"], layout[name]["shape"], *place[:4]]
+            for name, place in unchanged.elsewhere.items()
+        }
+    if unchanged.digests:
+        found["digests"] = unchanged.digests
+    return found
 
 
 def _header(
-    plain: Any, layout: dict[str, Any], crcs: dict[str, str], about: dict[str, Any]
+    plain: Any,
+    layout: dict[str, Any],
+    crcs: dict[str, str],
+    about: dict[str, Any],
+    more: dict[str, Any],
 ) -> bytes:
     version = SPLIT_VERSION if has_shards(plain) else VERSION
-    ours = {"version": version, "about": about, "plain": plain, "crcs": crcs}
+    version = REFERRING_VERSION if "elsewhere" in more else version
+    ours = {"version": version, "about": about, "plain": plain, "crcs": crcs, **more}
     entries: dict[str, Any] = {
         "__metadata__": {"header_crc32": _NO_CRC, "skep": json.dumps(ours, separators=(",", ":"))}
     }
@@ -195,7 +298,16 @@ def _parse(header: bytes, data_at: int) -> Stored:
             }
             for name, entry in entries.items()
         }
-        return Stored(ours["about"], ours["plain"], layout, ours["crcs"], data_at)
+        crcs = dict(ours["crcs"])
+        for name, (dtype, shape, file, at, size, crc) in ours.get("elsewhere", {}).items():
+            if not FILE.fullmatch(file) or at < 0 or size < 0:
+                reason = f"{name} is in {str(file)[:80]!r}, which is no checkpoint"
+                raise Unreadable(reason)
+            layout[name] = {"dtype": dtype, "shape": shape, "begin": at, "end": at + size}
+            layout[name]["file"] = file
+            crcs[name] = crc
+        digests = ours.get("digests", {})
+        return Stored(ours["about"], ours["plain"], layout, crcs, data_at, digests)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"its header is not one of Skep's: {type(error).__name__}"
         raise Unreadable(reason) from error

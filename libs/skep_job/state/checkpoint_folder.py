@@ -23,6 +23,7 @@ from typing import NamedTuple
 from skep_job.state import checkpoint_file
 from skep_job.state.checkpoint_file import Stored, Unreadable
 from skep_job.state.snapshot import Snapshot
+from skep_job.state.unchanged import Known
 
 KEEP = 2
 """Checkpoints kept per rank: the newest, and the one before in case the newest is damaged."""
@@ -48,13 +49,34 @@ class Checkpoints:
     """The folder, as one rank of one attempt uses it."""
 
     def __init__(
-        self, folder: Path, job: str, attempt: int, rank: int, world: int, keep: int = KEEP
+        self,
+        folder: Path,
+        job: str,
+        attempt: int,
+        rank: int,
+        world: int,
+        keep: int = KEEP,
+        *,
+        incremental: bool = False,
     ) -> None:
+        """Use a folder.
+
+        Args:
+            folder: The folder.
+            job: The job's id.
+            attempt: The attempt.
+            rank: The rank.
+            world: How many ranks there are.
+            keep: How many checkpoints stay.
+            incremental: Whether a file refers to an older one for tensors that did not change.
+        """
         self.folder = folder
         self._job = job
         self._attempt, self._rank, self._world = attempt, rank, world
         self._keep = keep
         self._split = False
+        self._incremental = incremental
+        self._refers: dict[str, set[str]] = {}  # by file, which others it needs
 
     def of_part(self, rank: int, world: int) -> Checkpoints:
         """Return the folder as it is used by a rank that has a part of the state.
@@ -66,8 +88,16 @@ class Checkpoints:
             rank: The rank.
             world: How many ranks have a part.
         """
-        found = Checkpoints(self.folder, self._job, self._attempt, rank, world, self._keep)
-        found._split = True
+        found = Checkpoints(
+            self.folder,
+            self._job,
+            self._attempt,
+            rank,
+            world,
+            self._keep,
+            incremental=self._incremental,
+        )
+        found._split, found._refers = True, self._refers
         return found
 
     def save(self, snapshot: Snapshot, step: int, folder: Path | None = None) -> tuple[Path, int]:
@@ -87,7 +117,7 @@ class Checkpoints:
         folder = folder or self.folder
         for each in (folder, self.folder):
             each.mkdir(parents=True, exist_ok=True)
-        name = f"a{self._attempt:05}-s{step:012}-r{self._rank}of{self._world}.safetensors"
+        name = file_name(self._attempt, step, self._rank, self._world)
         about = {
             "job": self._job,
             "attempt": self._attempt,
@@ -99,7 +129,8 @@ class Checkpoints:
         part = folder / f"{name}.{os.getpid()}.part"
         part.unlink(missing_ok=True)
         try:
-            size = checkpoint_file.write(part, snapshot, about)
+            known = self._known(folder) if self._incremental else None
+            size = checkpoint_file.write(part, snapshot, about, known)
             with self._locked():
                 self.check_fence()
                 part.rename(folder / name)
@@ -137,7 +168,7 @@ class Checkpoints:
         Raises:
             OSError: The folder cannot be read.
         """
-        entries = _entries(self.folder)
+        entries = entries_of(self.folder)
         ours = [each for each in entries if (each.rank, each.world) == (self._rank, self._world)]
         if entries and not ours:
             complain(
@@ -151,7 +182,7 @@ class Checkpoints:
         """Return whether every rank's file of a gang's checkpoint is in this folder."""
         ranks = {
             each.rank
-            for each in _entries(self.folder)
+            for each in entries_of(self.folder)
             if (each.attempt, each.step, each.world) == (entry.attempt, entry.step, entry.world)
         }
         return len(ranks) == entry.world
@@ -169,7 +200,7 @@ class Checkpoints:
             OSError: The folder cannot be read.
         """
         found: dict[tuple[int, int, int], list[Entry]] = {}
-        for each in _entries(folder or self.folder):
+        for each in entries_of(folder or self.folder):
             found.setdefault((each.attempt, each.step, each.world), []).append(each)
         wholes = []
         for (attempt, step, world), files in sorted(found.items(), reverse=True):
@@ -195,7 +226,7 @@ class Checkpoints:
         which = (entry.attempt, entry.step, entry.world)
         return {
             each.rank: each
-            for each in _entries(self.folder)
+            for each in entries_of(self.folder)
             if (each.attempt, each.step, each.world) == which
         }
 
@@ -218,6 +249,10 @@ class Checkpoints:
         """Remove what is older than the newest `keep`, and what other processes left half done."""
         # A file of a higher attempt cannot be here: this one would have been refused above.
         remove = self._old_of_all(folder) if self._shares(folder) else self._old_of_ours(folder)
+        if remove:
+            going = {path.name for path in remove}
+            needed = self._needed(folder, going)
+            remove = [path for path in remove if path.name not in needed]
         remove += [path for path in folder.glob(f"*-r{self._rank}of*.part") if path.is_file()]
         for path in remove:
             try:
@@ -225,12 +260,40 @@ class Checkpoints:
             except OSError:
                 pass  # It is tried again after the next checkpoint.
 
+    def _known(self, folder: Path) -> dict[str, Known]:
+        """Return where the tensors of this rank's newest file are; none if it cannot be read."""
+        ours = [e for e in entries_of(folder) if (e.rank, e.world) == (self._rank, self._world)]
+        newest = max(ours, key=lambda each: (each.attempt, each.step), default=None)
+        if newest is None:
+            return {}
+        try:
+            return self.read(newest).known(newest.path.name)
+        except (Unreadable, OSError):
+            return {}
+
+    def _needed(self, folder: Path, going: set[str]) -> set[str]:
+        """Return the names of files that those need which stay."""
+        needed: set[str] = set()
+        for entry in entries_of(folder):
+            name = entry.path.name
+            if name in going:
+                continue
+            if name not in self._refers:
+                try:
+                    self._refers[name] = checkpoint_file.read_header(entry.path).files
+                except (Unreadable, OSError):
+                    continue  # Nothing can go on from it.
+            needed |= self._refers[name]
+        return needed
+
     def _shares(self, folder: Path) -> bool:
         """Return whether other ranks, which have other parts, write to the same folder."""
-        return self._split and any(each.rank != self._rank for each in _entries(folder))
+        return self._split and any(each.rank != self._rank for each in entries_of(folder))
 
     def _old_of_ours(self, folder: Path) -> list[Path]:
-        ours = sorted((e.attempt, e.step, e.path) for e in _entries(folder) if e.rank == self._rank)
+        ours = sorted(
+            (e.attempt, e.step, e.path) for e in entries_of(folder) if e.rank == self._rank
+        )
         return [path for *_, path in ours[: -self._keep]]
 
     def _old_of_all(self, folder: Path) -> list[Path]:
@@ -239,7 +302,7 @@ class Checkpoints:
         if len(wholes) < self._keep:
             return []
         oldest = wholes[self._keep - 1][0]
-        entries = _entries(folder)
+        entries = entries_of(folder)
         return [e.path for e in entries if (e.attempt, e.step) < (oldest.attempt, oldest.step)]
 
     def check_fence(self) -> None:
@@ -269,7 +332,17 @@ class Checkpoints:
             os.close(descriptor)
 
 
-def _entries(folder: Path) -> list[Entry]:
+def file_name(attempt: int, step: int, rank: int, world: int) -> str:
+    """Return the name of a checkpoint's file."""
+    return f"a{attempt:05}-s{step:012}-r{rank}of{world}.safetensors"
+
+
+def entries_of(folder: Path) -> list[Entry]:
+    """Return the files of a folder whose names are those of checkpoints; none if it is not there.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:

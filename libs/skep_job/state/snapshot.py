@@ -23,7 +23,9 @@ VERSION = 2
 """Of the plain values' form. 2: the place has `beside`, which readers of version 1 would lose."""
 SPLIT_VERSION = 3
 """Of the form with tensors of which each rank has a part."""
-READABLE = (1, VERSION, SPLIT_VERSION)
+REFERRING_VERSION = 4
+"""Of the form of files that have tensors in older files, where each rank may have a part or all."""
+READABLE = (1, VERSION, SPLIT_VERSION, REFERRING_VERSION)
 """Versions that are read. What any other wrote is refused."""
 
 

@@ -49,6 +49,7 @@ from skep_services.agent.log_times import LogTimes
 from skep_services.agent.logs import LogPieces
 from skep_services.agent.memory import host_budget
 from skep_services.agent.outputs import JobOutputs
+from skep_services.agent.replicas import replica_bytes
 from skep_services.agent.terminals import Terminals
 from skep_services.ports import LogRecord
 from skep_services.service import BeginAnewError, ConfigurationError, Fatal, Settings, run
@@ -224,6 +225,7 @@ async def main(chosen: Settings, log: Any) -> None:
     machine = AgentMachine(inventory(chosen, devices, images=told))
     machine.changes.abilities.dumps = images is not None
     machine.host_budget = host_budget(chosen.environment, machine.joined.memory)
+    replica_bytes(chosen.environment, machine.joined.memory)
     shared = checkpoints_dir(chosen.environment)
     container_folders(chosen.environment)
     driver, why = await open_checkpoint(chosen.environment, chosen.state, devices)
@@ -287,6 +289,7 @@ async def main(chosen: Settings, log: Any) -> None:
         watching.append(asyncio.create_task(old_logs.watch(shown, log_days, lives, log)))
         watching.append(asyncio.create_task(calls.code.watch(lives, log)))
         watching.append(asyncio.create_task(calls.environments.watch()))
+        watching.append(asyncio.create_task(calls.replicas.watch(job_lives)))
         jobs = JobSocket(shown, SystemClock(), shell.hear, calls.access)
         calls.have_apart = jobs.have_apart
         calls.tell, calls.is_heard, calls.heard_out = jobs.tell, jobs.is_heard, jobs.heard_out

@@ -22,7 +22,7 @@ from skep.wire.node import MemberExited, Outcome
 from skep.wire.reports import Building
 from skep.wire.runs import RunExited, RunNotStarted, RunPlan, RunStarted
 from skep.wire.talk import CheckpointRank, GoApart, ReleaseRank, ResumeRank, Told
-from skep_services.adapters.devices import Devices
+from skep_services.adapters.devices import Devices, host_memory
 from skep_services.adapters.docker_images import Images, PullError, login_of
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint, noted
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
@@ -37,6 +37,7 @@ from skep_services.agent.environment import log_path, provide_job_library, run_p
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
+from skep_services.agent.replicas import Replicas, replica_bytes
 from skep_services.agent.runner_launch import not_written
 from skep_services.agent.secrets import JobSecrets, SecretsRefusedError
 from skep_services.agent.stores import Stores
@@ -103,6 +104,10 @@ class AgentCalls:
         self._sender: asyncio.Task[None] | None = None
         self._answer: Answer | None = None
         self._checkpoints = Checkpoints(self.shared, inherited)
+        # A launcher's jobs have accounts of their own, and none may read what another has there.
+        most = replica_bytes(inherited, host_memory()) if launcher is None else 0
+        self.replicas = Replicas(state, most)
+        """The copies of jobs' state in this node's memory."""
         self._stores = Stores()
         self._mps = Mps(state, inherited, accounts=launcher is not None)
         self._secrets = JobSecrets(bus, state)
@@ -449,8 +454,14 @@ class AgentCalls:
         more = self._mps.variables(command.command)
         plan = msgspec.structs.replace(
             plan,
-            env={**plan.env, **more, **secret},
-            folders=(*plan.folders, *self._mps.folders(command.command)),
+            env={**plan.env, **more, **secret, **self._replica_variables(command.command)},
+            folders=(
+                *plan.folders,
+                *self._mps.folders(command.command),
+                *self.replicas.provide(
+                    command.command, fresh=plan.fresh and command.command.attempt == 1
+                ),
+            ),
         )
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
@@ -495,6 +506,9 @@ class AgentCalls:
             self._forget_secrets(command.token)
         return outcome
 
+    def _replica_variables(self, command: BindJob) -> dict[str, str]:
+        return self.replicas.variables(command, self._inherited.get("SKEP_ADDRESS", "127.0.0.1"))
+
     def _from_image(self, plan: RunPlan, command: machine.StartRank) -> RunPlan:
         """Return how a rank begins where an image of its processes may be stored."""
         if self.images_of_processes is None:
@@ -518,6 +532,7 @@ class AgentCalls:
             if isinstance(ended, MemberExited):
                 if ended.outcome is Outcome.SUCCEEDED:
                     await self._drop_checkpoints(ended.job)
+                    await asyncio.to_thread(self.replicas.remove, ended.job)
                 await self.code.over(ended.job, ended.attempt)
             await answer(machine.Published(event.event))
 

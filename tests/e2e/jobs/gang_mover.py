@@ -2,12 +2,15 @@
 
 After each mini-batch a line `ATTEMPT STEP LOSS` is appended to $STEPS_FILE.<rank>, the loss as the
 bits of its number. With $STEPS the training ends after so many mini-batches, and pauses in none.
+With $COPIES it keeps copies in memory so often. $STEPS_FILE.<rank>.<attempt> is its pid, and the
+folder of these copies.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import quick_torch  # noqa: F401 - PyTorch starts twice as fast
 import torch
@@ -30,6 +33,9 @@ def main() -> None:
     notes = os.open(
         f"{path}.{os.environ.get('RANK', '0')}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
     )
+    Path(f"{path}.{os.environ.get('RANK', '0')}.{attempt}").write_text(
+        f"{os.getpid()} {os.environ.get('SKEP_REPLICAS', '-')}"
+    )
     distributed.init_process_group("gloo")
     data = TensorDataset(torch.randn(96, 16), torch.randn(96, 1))
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
@@ -37,7 +43,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    run = skep_job.init()
+    run = skep_job.init(replicas_every=os.environ.get("COPIES"))
     run.track(model=model, opt=optimizer)
     torch.manual_seed(int(os.environ.get("RANK", "0")))  # Each rank drops out something else.
     last = int(os.environ.get("STEPS", "0"))

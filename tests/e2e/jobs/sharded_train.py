@@ -5,7 +5,9 @@ Arguments: a JSON object (see `OPTIONS`). Prints one JSON line for what it was a
 `elastic`: whether the number of ranks may change. `hold`: before these mini-batches it prints and
 reads a line. After "due" it waits until it knows of a change of the gang, after "order" until it
 knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_version`: what it takes
-its PyTorch for. `die`: where this process kills itself, see `plant`.
+its PyTorch for. `copies`: between two copies in memory. `agree_ns`: how often ranks agree on what
+is due (0: as ever; -1: after every mini-batch). `die`: where it kills itself, see `plant`.
+`errors`: where its errors go. `stamps`: it tells when it began, had a model, and was at a batch.
 `measures`: it prints how long each part of a move takes, see `measure`.
 """
 
@@ -31,6 +33,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import DataLoader, Dataset
 
 import skep_job
+from skep_job.cooperate import gang_barrier
 from skep_job.elastic import process_group
 
 OPTIONS: dict[str, Any] = {
@@ -45,6 +48,10 @@ OPTIONS: dict[str, Any] = {
     "layers": 2,
     "hold": [],
     "every": None,
+    "copies": None,
+    "agree_ns": 0,
+    "errors": "",
+    "stamps": False,
     "patience_s": 20.0,
     "window": 1,
     "decay": 0.01,
@@ -190,6 +197,12 @@ def between(ends: list[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(ends)]
 
 
+def stamp(options: dict[str, Any], name: str) -> None:
+    """Tell when something is reached, on the clock of this machine."""
+    if options["stamps"]:
+        say(stamp=name, at=time.monotonic())
+
+
 def hold(run: Any, step: int, ends: list[float]) -> None:
     """Wait for a line; with "due", then until a change is known here."""
     say(holds=step, pauses=pauses_of(run), times=between(ends))
@@ -250,6 +263,7 @@ def begin(options: dict[str, Any]) -> tuple[Any, Any, int, Any]:
             global_batch=options["global_batch"],
             patience_s=options["patience_s"],
             checkpoint_every=options["every"],
+            replicas_every=options["copies"],
         )
         return run, run.shard(model, splitter), options["global_batch"], None
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -261,12 +275,34 @@ def begin(options: dict[str, Any]) -> tuple[Any, Any, int, Any]:
         splitter(model)
     share = options["global_batch"] // (world if how == "fsdp" else 1)
     together = pipeline(model, rank, world) if how == "stages" else None
-    return skep_job.init(checkpoint_every=options["every"]), model, share, together
+    run = skep_job.init(checkpoint_every=options["every"], replicas_every=options["copies"])
+    return run, model, share, together
+
+
+def note_copies() -> list[int]:
+    """Return a list that gets the boundaries which this rank begins to copy to memory."""
+    from skep_job.replicas.replicas import Replicas
+
+    original, noted = Replicas.copying, []
+
+    def copying(self: Any, step: int) -> Any:
+        noted.append(step)
+        return original(self, step)
+
+    Replicas.copying = copying  # type: ignore[method-assign]
+    return noted
 
 
 def plant(where: str) -> None:
-    """Have this process kill itself once it gets to a place, or (`after-`) past it."""
+    """Have this process kill itself once it gets to a place, or (`after-`) past it.
+
+    Args:
+        where: The place; `:N` behind it for the Nth time.
+    """
+    from skep_job.cooperate import cooperation
     from skep_job.elastic.agreement import Round
+    from skep_job.replicas import exchange
+    from skep_job.replicas.memory import Memory
     from skep_job.shards.model import SplitModel
     from skep_job.shards.peers import Offer
     from skep_job.shards.regroup import Regroup
@@ -279,14 +315,26 @@ def plant(where: str) -> None:
         "give": (Offer, "_give"),
         "enter": (Round, "enter"),
         "write": (checkpoint_file, "write"),
+        "prune": (Memory, "prune"),
+        "keep": (Memory, "store"),
+        "put": (exchange, "put"),
+        "take-in": (exchange.Server, "_do"),
+        "fetch": (exchange, "get"),
+        "read": (cooperation, "_read"),
     }
+    where, _, times = where.partition(":")
     planted, name = places[where.removeprefix("after-")]
     original = getattr(planted, name)
+    left = itertools.count(int(times or 1), -1)
 
-    def die(*given: Any, **named: Any) -> None:
-        if where.startswith("after-"):
-            original(*given, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def die(*given: Any, **named: Any) -> Any:
+        last = next(left) == 1
+        found = None
+        if not last or where.startswith("after-"):
+            found = original(*given, **named)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
     setattr(planted, name, die)
 
@@ -329,14 +377,21 @@ def main() -> None:
     options = OPTIONS | json.loads(sys.argv[1])
     if options["measures"]:
         measure()
+    if options["errors"]:
+        os.dup2(os.open(options["errors"], os.O_WRONLY | os.O_APPEND), 2)
     if options["die"]:
         plant(options["die"])
     torch.set_num_threads(1)
     torch.manual_seed(3)
+    if options["agree_ns"]:
+        gang_barrier.EVERY_NS = options["agree_ns"]
+    stamp(options, "script")
+    copied = note_copies()
     if options["torch_version"]:
         torch.__version__ = options["torch_version"]
     how = options["how"]
     run, model, share, together = begin(options)
+    stamp(options, "model")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=options["decay"])
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.8)
     run.track(model=model, opt=optimizer, sched=schedule)
@@ -352,6 +407,7 @@ def main() -> None:
         for _ in run.epochs(options["epochs"]):
             for rows, index in run.batches(loader):
                 step = run.steps
+                stamp(options, "batch")
                 if step in options["hold"]:
                     hold(run, step, ends)
                 if together is None:
@@ -375,7 +431,13 @@ def main() -> None:
                 ends.append(time.monotonic())
         say(digest=digest(model, optimizer), lr=schedule.get_last_lr()[0], steps=run.steps)
     finally:
-        say(pid=os.getpid(), losses=losses, times=between(ends), pauses=pauses_of(run))
+        say(
+            pid=os.getpid(),
+            losses=losses,
+            copied=copied,
+            times=between(ends),
+            pauses=pauses_of(run),
+        )
     if not options["elastic"] and dist.is_initialized():
         dist.destroy_process_group()
 

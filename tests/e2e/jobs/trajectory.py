@@ -1,7 +1,7 @@
 """Trains a tiny model in double precision, and notes every mini-batch so exactly that it can be
 compared with an uninterrupted run.
 
-    python trajectory.py plain | cooperative | elastic
+    python trajectory.py plain | cooperative | elastic | sharded
 
 $NOTES.<rank> gets a line `begin ATTEMPT PID` before anything is imported that takes time, and after
 each mini-batch `step ATTEMPT PID STEP WORLD SUM`, SUM the exact sum of all parameters. The training
@@ -32,7 +32,7 @@ class Notes:
 
     def step(self, step: int, world: int, model: Any) -> bool:
         """Note a mini-batch; return whether it is the last one."""
-        total = sum(float(each.detach().sum()) for each in model.parameters())
+        total = sum(float(whole(each.detach()).sum()) for each in model.parameters())
         line = f"step {ATTEMPT} {os.getpid()} {step} {world} {float(total).hex()}\n"
         os.write(self._file, line.encode())
         try:
@@ -48,7 +48,8 @@ class Notes:
 def main(kind: str) -> None:
     """Train until told to stop."""
     notes = Notes()
-    import quick_torch  # noqa: F401 - PyTorch starts twice as fast
+    if kind != "sharded":  # DTensor needs all of PyTorch.
+        import quick_torch  # noqa: F401 - PyTorch starts twice as fast
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
@@ -59,7 +60,8 @@ def main(kind: str) -> None:
     data = TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
     loader = DataLoader(data, batch_size=8, shuffle=True)
     # Ranks of a gang draw different numbers: only what one process trains has dropout.
-    middle = nn.Identity() if kind == "elastic" else nn.Dropout(0.1)
+    gang = kind in ("elastic", "sharded")
+    middle = nn.Identity() if gang else nn.Dropout(0.1)
     model: Any = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), middle, nn.Linear(32, 1))
 
     def train(x: Any, y: Any) -> None:
@@ -75,18 +77,32 @@ def main(kind: str) -> None:
                 return
     import skep_job
 
-    elastic = {"elastic": (1, 4), "global_batch": 8} if kind == "elastic" else {}
+    elastic = {"elastic": (1, 4), "global_batch": 8} if gang else {}
     run: Any = skep_job.init(**elastic)  # type: ignore[arg-type]
     if kind == "elastic":
         model = run.ddp(model)
+    elif kind == "sharded":
+        model = run.shard(model, split)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     run.track(model=model, opt=optimizer)
     for _ in run.epochs(1_000_000):
         for x, y in run.batches(loader):
             train(x, y)
-            world = run.seat.world if kind == "elastic" else 1
+            world = run.seat.world if gang else 1
             if notes.step(run.steps + 1, world, model):
                 return
+
+
+def split(model: Any) -> None:
+    """Leave each rank with a part of every parameter."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
+
+
+def whole(tensor: Any) -> Any:
+    """Return all of a tensor of which each rank may have a part; all ranks ask for it together."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def forever(loader: Any) -> Iterator[Any]:

@@ -136,6 +136,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "resume": Mechanism("cooperative", RESUME, (SUSPEND,), _one("runner")),
     "resume-released": Mechanism("cooperative", RESUME, (RELEASE,), _one("runner")),
     "checkpoint": Mechanism("cooperative", {"ask": "checkpoint"}, (), _one("job")),
+    # Each rank writes its part beside the training, and copies it to the other node's memory.
+    "checkpoint-sharded": Mechanism(
+        "sharded", {"ask": "checkpoint"}, (TWO,), _one("survivor"), ("survivor",)
+    ),
     "migrate": Mechanism(
         "cooperative",
         {"ask": "migrate"},

@@ -77,6 +77,10 @@ def _changed(now: Stands, fact: Fact, wanted: Mapping[str, Any]) -> Stands:
             return now
 
 
+GANGS = ("elastic", "sharded")
+"""Kinds of jobs that change their size: sums over ranks are added in another order."""
+
+
 def script(kind: str) -> dict[str, Any]:
     """Return what of a job's specification depends on its kind alone."""
     if kind == "warm":
@@ -103,7 +107,7 @@ class Job:
 
     def spec(self, vc: str) -> dict[str, Any]:
         """Return what to submit."""
-        more: dict[str, Any] = {"elastic": {"min": 1, "max": 4}} if self.kind == "elastic" else {}
+        more: dict[str, Any] = {"elastic": {"min": 1, "max": 4}} if self.kind in GANGS else {}
         return {
             "name": self.name,
             "vc": vc,

@@ -31,7 +31,7 @@ from tests.system.crashes.cells import (
     allowed,
 )
 from tests.system.crashes.cells import ENDED as FATE_ENDED
-from tests.system.crashes.jobs import Job, Reference, Stands, stands
+from tests.system.crashes.jobs import GANGS, Job, Reference, Stands, stands
 from tests.system.crashes.judge import Fact, Step
 from tests.system.crashes.world import NODES, VC, World, is_connected, is_there
 
@@ -233,7 +233,7 @@ class Play:
                 facts,
                 job.lines(),
                 self._totals[job.kind],
-                elastic=job.kind == "elastic",
+                elastic=job.kind in GANGS,
                 stores=job.kind != "plain",
             )
         )

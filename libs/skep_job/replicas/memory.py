@@ -1,0 +1,219 @@
+"""The folder in one node's memory that has copies of a job's state, as one attempt uses it.
+
+    a00003-s000000001200-r0of4.safetensors  of a rank of this node, or of one of another node
+    *.part                                  being written
+    lock                                    held while room is taken
+
+Files have the form and the names of checkpoints. The folder is on tmpfs and outlives the job's
+processes; the agent makes it, names its bound, and removes it. Every file is reserved before it is
+written, so that a full memory is an error and no signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skep_job.state import checkpoint_file
+from skep_job.state.checkpoint_folder import Entry, Superseded, entries_of, file_name
+from skep_job.state.snapshot import Snapshot
+
+MODE = 0o600
+HEADER_SLACK = 1024 * 1024
+"""Bytes reserved for a header beside 256 for each tensor."""
+KEPT_FREE = 8
+"""One part in so many of the memory that is available stays free."""
+
+
+class Key(NamedTuple):
+    """One boundary of one attempt: its files belong together."""
+
+    attempt: int
+    step: int
+    world: int
+
+    def __str__(self) -> str:
+        """Return how messages name it."""
+        return f"the state in memory after mini-batch {self.step} of attempt {self.attempt}"
+
+
+def key_of(entry: Entry) -> Key:
+    """Return the boundary that a file is of."""
+    return Key(entry.attempt, entry.step, entry.world)
+
+
+class Memory:
+    """The folder. All methods may be called on any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        job: str,
+        attempt: int,
+        limit: int,
+        free: Callable[[], int] | None = None,
+    ) -> None:
+        """Make the folder if it is not there.
+
+        Args:
+            folder: The folder.
+            job: The job's id.
+            attempt: The attempt that writes.
+            limit: Bytes that all files in this folder and those beside it may have: of all jobs on
+                the node, where they can be seen.
+            free: Returns the bytes of memory that are available; None: asks the kernel.
+
+        Raises:
+            OSError: The folder cannot be made, or is another account's.
+        """
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.geteuid() or folder.is_symlink():
+            raise OSError(errno.EACCES, "it is of another account", str(folder))
+        self.folder, self.limit = folder, limit
+        self._job, self._attempt = job, attempt
+        self._free = free or available
+
+    def identity(self) -> tuple[int, int]:
+        """Return numbers that tell this folder from those of other nodes of the same kernel."""
+        found = self.folder.stat()
+        return found.st_dev, found.st_ino
+
+    def entries(self) -> list[Entry]:
+        """Return the files by their names. Raises OSError if they cannot be listed."""
+        return entries_of(self.folder)
+
+    def path(self, key: Key, rank: int) -> Path:
+        """Return where a rank's file is."""
+        return self.folder / file_name(key.attempt, key.step, rank, key.world)
+
+    def store(self, snapshot: Snapshot, key: Key, rank: int) -> tuple[Path, int]:
+        """Write this rank's file; return its path and bytes.
+
+        Args:
+            snapshot: The state, which nothing changes meanwhile.
+            key: The boundary.
+            rank: This rank.
+
+        Raises:
+            Superseded: A later attempt has written here.
+            OSError: There is no room.
+        """
+        most = snapshot.bytes + HEADER_SLACK + 256 * len(snapshot.tensors)
+        most += checkpoint_file.plain_bytes(snapshot)
+        about = {
+            "job": self._job,
+            "attempt": key.attempt,
+            "rank": rank,
+            "world": key.world,
+            "step": key.step,
+        }
+
+        def write(path: Path) -> None:
+            with open(path, "r+b", buffering=0) as file:
+                file.truncate(checkpoint_file.write_to(file, snapshot, about))
+
+        return self.take_in(key, rank, most, write)
+
+    def take_in(
+        self, key: Key, rank: int, size: int, write: Callable[[Path], Any]
+    ) -> tuple[Path, int]:
+        """Have a file written that has its name only once it is whole; return path and bytes.
+
+        Args:
+            key: The boundary.
+            rank: The rank whose part it is.
+            size: The bytes to reserve.
+            write: Fills the file that is reserved.
+
+        Raises:
+            Superseded: A later attempt has written here.
+            OSError: There is no room.
+        """
+        path = self.path(key, rank)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with self._locked():
+                self._check(key, size)
+                part.unlink(missing_ok=True)
+                descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+                try:
+                    if size:
+                        os.posix_fallocate(descriptor, 0, size)
+                finally:
+                    os.close(descriptor)
+            write(part)
+            part.rename(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return path, path.stat().st_size
+
+    def prune(self, keep: set[Key]) -> None:
+        """Remove what is of no use any more; nothing of a later attempt.
+
+        Args:
+            keep: The boundaries that stay.
+        """
+        kept = tuple(file_name(*key).split("-r")[0] + "-r" for key in _seats(keep))
+        with contextlib.suppress(OSError):
+            for entry in self.entries():
+                if entry.attempt <= self._attempt and key_of(entry) not in keep:
+                    entry.path.unlink(missing_ok=True)
+            for part in self.folder.glob("*.part"):
+                if not part.name.startswith(kept):
+                    part.unlink(missing_ok=True)
+
+    def _check(self, key: Key, size: int) -> None:
+        newest = max((each.attempt for each in self.entries()), default=0)
+        if newest > self._attempt:
+            reason = f"attempt {newest} of this job has trained; attempt {self._attempt} is over"
+            raise Superseded(reason)
+        used = sum(_size(path) for path in self.folder.parent.glob("*/*.safetensors*"))
+        if used + size > self.limit:
+            reason = (
+                f"{size} bytes do not fit beside {used}: jobs may keep {self.limit} bytes in "
+                f"this node's memory (SKEP_REPLICA_BYTES)"
+            )
+            raise OSError(errno.ENOSPC, reason)
+        free = self._free()
+        if size > free - free // KEPT_FREE:
+            reason = f"{size} bytes do not fit: this node has {free} bytes of free memory"
+            raise OSError(errno.ENOSPC, reason)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self.folder / "lock"
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def available(path: str = "/proc/meminfo") -> int:
+    """Return the bytes of memory that can be filled without swapping, 0 where not known."""
+    try:
+        with open(path, encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def _seats(keys: set[Key]) -> list[tuple[int, int, int, int]]:
+    return [(key.attempt, key.step, 0, key.world) for key in keys]
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_size
+    return 0

@@ -1,0 +1,154 @@
+"""The folders in this node's memory in which gangs keep copies of their state.
+
+    /dev/shm/skep-replicas-<user>-<node>/<job>/
+
+A copy outlives the processes of an attempt, so that the next one goes on from it. It goes with the
+success of the job's part on this node, and else once no process of the job was here for KEEP_S, as
+an agent does not hear of a job's end. Jobs with accounts of their own have no such folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from skep.ids import job_sequence
+from skep.wire.commands import BindJob
+from skep_services.service import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "SKEP_REPLICA_BYTES"
+SHARE = 4
+"""One part in so many of the node's memory may have copies, unless the operator says otherwise."""
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of this node's own is made in it
+KEEP_S = 900.0
+"""Seconds for which a job may wait for its next attempt before its copies are removed."""
+LOOK_EVERY_S = 60.0
+MODE = 0o700
+
+
+def replica_bytes(environment: Mapping[str, str], memory: int) -> int:
+    """Return the bytes that copies of jobs' state may take in this node's memory; 0: none are kept.
+
+    Args:
+        environment: The agent's environment.
+        memory: The node's memory (bytes).
+
+    Raises:
+        ConfigurationError: SKEP_REPLICA_BYTES is no number, or is more than there is.
+    """
+    text = environment.get(VARIABLE, "")
+    if not text:
+        return memory // SHARE
+    if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= memory:
+        return int(text)
+    message = f"{VARIABLE} is {text!r}: it must be a number of bytes up to {memory}; 0 is for none"
+    raise ConfigurationError(message)
+
+
+class Replicas:
+    """The folders of one node's jobs."""
+
+    def __init__(self, state: Path, limit: int, within: Path = MEMORY) -> None:
+        """Take the place; nothing is made yet.
+
+        Args:
+            state: The agent's state folder, after which the folder in memory is named.
+            limit: Bytes that all of them may have; 0: there are to be none.
+            within: Where memory is a file system.
+        """
+        name = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]
+        self.root = within / f"skep-replicas-{os.getuid()}-{name}"
+        self.limit = limit
+        self._seen: dict[str, float] = {}  # by job, when it was last seen to have processes here
+
+    def wanted(self, command: BindJob) -> bool:
+        """Return whether a job's part may keep copies: other nodes have parts, or may come to."""
+        several = command.nodes > 1 or bool(command.joins) or bool(command.awaits)
+        return self.limit > 0 and (several or command.world > 1)
+
+    def variables(self, command: BindJob, host: str) -> dict[str, str]:
+        """Return what tells a rank where copies are kept.
+
+        Args:
+            command: The job's part on this node.
+            host: Where other nodes reach this one.
+        """
+        if not self.wanted(command):
+            return {}
+        return {
+            "SKEP_REPLICAS": str(self.root / command.job),
+            "SKEP_REPLICA_BYTES": str(self.limit),
+            "SKEP_HOST": host,
+        }
+
+    def provide(self, command: BindJob, *, fresh: bool = False) -> tuple[str, ...]:
+        """Make the folder of a job; return what a container has to see, nothing where it cannot.
+
+        Args:
+            command: The job's part on this node.
+            fresh: What is in it is of another job, which had the id before a restore.
+        """
+        if not self.wanted(command):
+            return ()
+        folder = self.root / command.job
+        if fresh:
+            self.remove(command.job)
+        try:
+            self.root.mkdir(mode=MODE, exist_ok=True)
+            found = self.root.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                log.warning("%s: no copies are kept in memory: remove it", self.root)
+                return ()
+            self.root.chmod(MODE)
+            folder.mkdir(mode=MODE, exist_ok=True)
+        except OSError as error:
+            log.warning("%s: no copies are kept in memory: %s", folder, error.strerror)
+            return ()
+        self._seen[command.job] = time.monotonic()
+        return (str(folder),)
+
+    def remove(self, job: str) -> None:
+        """Remove what a job has in this node's memory."""
+        self._seen.pop(job, None)
+        shutil.rmtree(self.root / job, ignore_errors=True)
+
+    async def watch(self, lives: Callable[[str], bool]) -> None:
+        """Remove what is not needed any more, now and then, until cancelled.
+
+        Args:
+            lives: Says whether a job has processes here.
+        """
+        while True:
+            for job in self.sweep(lives, time.monotonic()):
+                log.info("copies of the state of %s are removed from memory", job)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def sweep(self, lives: Callable[[str], bool], now: float) -> list[str]:
+        """Remove the copies of jobs that had no processes here for long.
+
+        Args:
+            lives: Says whether a job has processes here.
+            now: Seconds of a monotonic clock.
+
+        Returns:
+            The ids of the jobs.
+        """
+        gone = []
+        for name in sorted(os.listdir(self.root)) if self.root.is_dir() else ():
+            if job_sequence(name) is None:
+                continue
+            if lives(name):
+                self._seen[name] = now
+            elif now - self._seen.setdefault(name, now) > KEEP_S:
+                self.remove(name)
+                gone.append(name)
+        return gone

@@ -1,0 +1,76 @@
+"""The folders in a node's memory in which gangs keep copies of their state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skep_services.agent.replicas import KEEP_S, Replicas, replica_bytes
+from skep_services.service import ConfigurationError
+from tests.kit import bind, plans
+
+
+def test_an_operator_bounds_the_copies_of_a_node() -> None:
+    assert replica_bytes({}, 4000) == 1000
+    assert replica_bytes({"SKEP_REPLICA_BYTES": "0"}, 4000) == 0
+    assert replica_bytes({"SKEP_REPLICA_BYTES": "4000"}, 4000) == 4000
+    for text in ("4001", "-1", "half", "9" * 30):
+        with pytest.raises(ConfigurationError, match="a number of bytes up to 4000"):
+            replica_bytes({"SKEP_REPLICA_BYTES": text}, 4000)
+
+
+def test_a_gang_is_told_its_folder_and_one_process_is_not(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    gang = bind(ranks=plans((0,)), world=2, nodes=2)
+    told = of.variables(gang, "10.0.0.9")
+    folder = of.root / "j1"
+    assert told == {
+        "SKEP_REPLICAS": str(folder),
+        "SKEP_REPLICA_BYTES": "500",
+        "SKEP_HOST": "10.0.0.9",
+    }
+    assert of.provide(gang) == (str(folder),)
+    assert (of.root.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o700, 0o700)
+    alone = bind(ranks=plans((0,)))
+    assert of.variables(alone, "10.0.0.9") == {}
+    assert of.provide(alone) == ()
+    none = Replicas(tmp_path / "state", 0, within=tmp_path)
+    assert none.variables(gang, "10.0.0.9") == {}
+    assert Replicas(tmp_path / "other", 500, within=tmp_path).root != of.root, "one for each node"
+
+
+def test_a_folder_that_is_not_the_agents_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    of.root.symlink_to(tmp_path)
+    assert of.provide(bind(ranks=plans((0,)), world=2, nodes=2)) == ()
+    assert "no copies are kept in memory: remove it" in caplog.text
+
+
+def test_copies_go_with_success_and_once_no_attempt_comes(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    for job in ("j1", "j2", "j3"):
+        of.provide(bind(job=job, ranks=plans((0,)), world=2, nodes=2))
+        (of.root / job / "a00001-s000000000001-r0of2.safetensors").touch()
+    (of.root / "foreign").mkdir()
+    of.remove("j1")
+    assert not (of.root / "j1").exists()
+    again = Replicas(tmp_path / "state", 500, within=tmp_path)
+    assert again.sweep(lambda job: False, 100.0) == [], "an agent that has just begun"
+    assert again.sweep(lambda job: job == "j2", 100.0 + KEEP_S) == []
+    assert again.sweep(lambda job: job == "j2", 101.0 + KEEP_S) == ["j3"]
+    assert again.sweep(lambda job: False, 102.0 + 2 * KEEP_S) == ["j2"]
+    assert [path.name for path in of.root.iterdir()] == ["foreign"]
+
+
+def test_a_job_with_the_id_of_another_one_does_not_get_its_copies(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    gang = bind(ranks=plans((0,)), world=2, nodes=2)
+    (folder,) = map(Path, of.provide(gang))
+    (folder / "file").touch()
+    of.provide(gang)
+    assert (folder / "file").exists(), "the next attempt of the same job"
+    of.provide(gang, fresh=True)
+    assert not (folder / "file").exists()

@@ -1,0 +1,386 @@
+"""Copies of split state in the memory of a gang's nodes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skep_job.replicas import exchange, memory, replicas, ring
+from skep_job.replicas.exchange import Address, Server
+from skep_job.replicas.memory import Key, Memory
+from skep_job.replicas.replicas import Replicas, Where
+from skep_job.state import checkpoint_file
+from skep_job.state.checkpoint_folder import Checkpoints, Entry, Superseded, entries_of
+from skep_job.state.snapshot import Snapshot
+from skep_job.state.transfer import Broken, Wire
+
+pytestmark = pytest.mark.torch
+LIMIT = 64 * 1024 * 1024
+KEY = Key(3, 12, 4)
+
+
+def test_a_copy_is_on_the_next_node_of_the_ring() -> None:
+    assert [ring.keeper(rank, [7, 7, 9, 9]) for rank in range(4)] == [2, 3, 0, 1]
+    assert [ring.keeper(rank, [5, 6, 7]) for rank in range(3)] == [1, 2, 0]
+    uneven = [5, 5, 5, 6]
+    assert [ring.keeper(rank, uneven) for rank in range(4)] == [3, 3, 3, 0]
+    assert [ring.keeper(rank, [1, 2, 1, 2]) for rank in range(4)] == [1, 0, 3, 2]
+
+
+def test_a_gang_has_copies_on_several_nodes_with_memory_only() -> None:
+    assert ring.why_none([4, 5]) == ""
+    assert "one node" in ring.why_none([4, 4])
+    assert "rank 1" in ring.why_none([4, 0])
+
+
+def test_the_ranks_of_a_node_share_what_it_fetches() -> None:
+    nodes = [8, 8, 9, 9]
+    everything, nothing = frozenset(range(4)), frozenset[int]()
+    held = [nothing, nothing, everything, everything]
+    own = [[rank] for rank in range(4)]
+    assert ring.fetches(own, held, nodes, 0) == [(0, 2)]
+    assert ring.fetches(own, held, nodes, 1) == [(1, 3)]
+    assert ring.fetches(own, held, nodes, 2) == []
+    all_ = [[0, 1, 2, 3]] * 4
+    shared = [file for rank in (0, 1) for file, _ in ring.fetches(all_, held, nodes, rank)]
+    assert sorted(shared) == [0, 1, 2, 3], "each file once for the node"
+    assert ring.fetches(own, [nothing] * 4, nodes, 0) == []
+
+
+def state(value: int = 1, size: int = 1000) -> Snapshot:
+    import torch
+
+    return Snapshot({"place": value}, {"w": torch.full((size,), float(value))})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Callable[..., Memory]:
+    def make(name: str = "n0", attempt: int = 3, limit: int = LIMIT, **more: Any) -> Memory:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return Memory(tmp_path / name / "j7", "j7", attempt, limit, **more)
+
+    return make
+
+
+def test_a_copy_is_a_checkpoint_that_only_its_user_reads(place: Callable[..., Memory]) -> None:
+    path, size = place().store(state(), KEY, 2)
+    assert path.name == "a00003-s000000000012-r2of4.safetensors"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_size == size
+    stored = Checkpoints(path.parent, "j7", 3, 2, 4).read(Entry(3, 12, 2, 4, path))
+    assert checkpoint_file.read_tensors(path, stored)["w"].tolist() == [1.0] * 1000
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Callable[..., Memory]) -> None:
+    small = place(limit=1_000_000)
+    with pytest.raises(OSError, match="may keep 1000000 bytes in this node's memory"):
+        small.store(state(size=250_000), KEY, 0)
+    scarce = place("n1", free=lambda: 100_000)
+    with pytest.raises(OSError, match="has 100000 bytes of free memory"):
+        scarce.store(state(), KEY, 0)
+    assert [*small.entries(), *scarce.entries()] == []
+    assert {path.name for path in small.folder.iterdir()} <= {"lock"}
+
+
+def test_all_jobs_of_a_node_share_the_bound(place: Callable[..., Memory], tmp_path: Path) -> None:
+    place(limit=3_000_000).store(state(size=250_000), KEY, 0)
+    other = Memory(tmp_path / "n0" / "j8", "j8", 1, 3_000_000)
+    with pytest.raises(OSError, match="do not fit beside"):
+        other.store(state(size=250_000), Key(1, 1, 2), 0)
+
+
+def test_older_boundaries_go_and_those_of_a_later_attempt_stay(
+    place: Callable[..., Memory],
+) -> None:
+    mine = place()
+    for step in (1, 2, 3):
+        mine.store(state(), Key(3, step, 4), 0)
+    (mine.folder / "a00003-s000000000001-r1of4.safetensors.77.part").touch()
+    (mine.folder / "a00003-s000000000003-r1of4.safetensors.77.part").touch()
+    mine.prune({Key(3, 2, 4), Key(3, 3, 4)})
+    assert [entry.step for entry in mine.entries()] == [2, 3]
+    assert [path.name.split("-")[1] for path in mine.folder.glob("*.part")] == ["s000000000003"]
+    place(attempt=4).store(state(), Key(4, 1, 4), 0)
+    mine.prune(set())
+    assert [entry.attempt for entry in mine.entries()] == [4]
+    with pytest.raises(Superseded, match="attempt 3 is over"):
+        mine.store(state(), Key(3, 9, 4), 0)
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(OSError, match="of another account"):
+        Memory(tmp_path / "link", "j7", 1, LIMIT)
+
+
+@pytest.fixture
+def server(place: Callable[..., Memory]) -> Iterator[tuple[Memory, Server, Address]]:
+    there = place("n1")
+    found = Server(there, lambda key, rank: key == KEY and rank < 4)
+    yield there, found, Address("127.0.0.1", found.port, found.token)
+    found.close()
+
+
+def test_a_copy_goes_to_another_node_and_comes_back(
+    place: Callable[..., Memory], server: tuple[Memory, Server, Address]
+) -> None:
+    here, (there, _, address) = place(), server
+    path, size = here.store(state(5), KEY, 1)
+    assert exchange.put(address, here, KEY, 1) == size
+    assert there.path(KEY, 1).read_bytes() == path.read_bytes()
+    path.unlink()
+    assert exchange.get(address, here, KEY, 1) == size
+    assert path.read_bytes() == there.path(KEY, 1).read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_another_node_refuses_is_said(
+    place: Callable[..., Memory], server: tuple[Memory, Server, Address]
+) -> None:
+    here, (there, _, address) = place(), server
+    here.store(state(), KEY, 1)
+    here.store(state(), Key(3, 13, 4), 1)
+    with pytest.raises(Broken, match="does not know the token"):
+        exchange.put(address._replace(token=5), here, KEY, 1)
+    with pytest.raises(Broken, match="of another gang"):
+        exchange.put(address, here, Key(3, 13, 4), 1)
+    there.limit = 100
+    with pytest.raises(Broken, match="where 100 are the bound"):
+        exchange.put(address, here, KEY, 1)
+    with pytest.raises(Broken, match="No such file"):
+        exchange.get(address, here, Key(3, 99, 4), 0)
+    assert there.entries() == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"put": [3, 12, 4]},
+        {"put": [3, 12, 4, "../../x"], "bytes": 10},
+        {"put": [3, 12, 4, 1], "bytes": True},
+        {"put": [3, -1, 4, 1], "bytes": 10},
+        {"get": ["a", 1, 2, 3]},
+        {"get": None},
+    ],
+)
+def test_a_senseless_request_is_refused(
+    server: tuple[Memory, Server, Address], request_: dict[str, Any]
+) -> None:
+    there, _, address = server
+    with socket.create_connection(address[:2], 5.0) as peer:
+        wire = Wire(peer)
+        wire.prove(f"{address.token:x}", "successor", "source")
+        wire.send(request_)
+        assert "error" in wire.receive()
+    assert there.entries() == []
+
+
+def test_bytes_that_are_damaged_on_their_way_are_not_kept(
+    place: Callable[..., Memory],
+    server: tuple[Memory, Server, Address],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, (there, _, address) = place(), server
+    here.store(state(), KEY, 1)
+    there.store(state(), KEY, 0)
+    monkeypatch.setattr("skep_job.state.transfer._is_right", lambda chunk, crc: False)
+    with pytest.raises(Broken, match="damaged on its way"):
+        exchange.put(address, here, KEY, 1)
+    with pytest.raises(Broken, match="damaged on its way"):
+        exchange.get(address, here, KEY, 0)
+    assert [entry.rank for entry in there.entries()] == [0]
+    assert [entry.rank for entry in here.entries()] == [1]
+
+
+class Gang:
+    """Ranks on threads, in place of a process group."""
+
+    def __init__(self, world: int) -> None:
+        self._barrier = threading.Barrier(world)
+        self._rows: list[Any] = [None] * world
+        self.world = world
+
+    def rank(self, rank: int) -> Any:
+        gang = self
+
+        class Group:
+            def of_all(self, numbers: list[int]) -> list[list[int]]:
+                return list(gang.gather(rank, numbers))
+
+            def all_well(self, well: bool) -> bool:
+                return all(gang.gather(rank, well))
+
+        return Group()
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._rows[rank] = value
+        self._barrier.wait(20.0)
+        rows = list(self._rows)
+        self._barrier.wait(20.0)
+        return rows
+
+    def each(self, work: Callable[[int, Any], Any]) -> list[Any]:
+        with ThreadPoolExecutor(self.world) as pool:
+            return list(pool.map(lambda rank: work(rank, self.rank(rank)), range(self.world)))
+
+
+def ranks_of(tmp_path: Path, nodes: list[str], attempt: int) -> list[Replicas]:
+    found = []
+    for node in nodes:
+        (tmp_path / node).mkdir(exist_ok=True)
+        where = Where(tmp_path / node / "j7", LIMIT, "127.0.0.1") if node else None
+        found.append(Replicas(where, "j7", attempt, 1.0, auto=False))
+    return found
+
+
+def meet(ranks: list[Replicas]) -> Gang:
+    gang = Gang(len(ranks))
+    gang.each(lambda rank, group: ranks[rank].meet(group, rank, len(ranks)))
+    return gang
+
+
+def test_a_gang_finds_what_is_whole_after_the_loss_of_a_node(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "a", "b", "b"], 3)
+    gang = meet(ranks)
+    assert all(each.active for each in ranks)
+    for step in (5, 6):
+        for each in ranks:
+            each.heard(step - 1)
+        gang.each(lambda rank, _: ranks[rank].copying(step)(state(rank)))  # noqa: B023
+    ranks[2]._memory.path(Key(3, 6, 4), 3).unlink()  # type: ignore[union-attr]
+    for path in (tmp_path / "a" / "j7").iterdir():  # Node a is lost.
+        path.unlink()
+    later = ranks_of(tmp_path, ["c", "c", "b", "b"], 4)
+    gang = meet(later)
+    assert [each.found() for each in later] == [[Key(3, 5, 4)]] * 4
+    said = capfd.readouterr().err
+    assert "after mini-batch 6 of attempt 3 is passed over: the copy of rank 3 of 4" in said
+    fetched = gang.each(lambda rank, group: later[rank].fetch(Key(3, 5, 4), group))
+    for rank, (folder, entry) in enumerate(fetched):
+        stored = folder.read(entry)
+        assert checkpoint_file.read_tensors(entry.path, stored)["w"][0] == float(rank)
+    assert sorted(os.listdir(tmp_path / "c" / "j7"))[:2] == [
+        "a00003-s000000000005-r0of4.safetensors",
+        "a00003-s000000000005-r1of4.safetensors",
+    ]
+
+
+def test_another_number_of_ranks_gets_all_files(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(5)(state(rank)))
+    later = ranks_of(tmp_path, ["a", "b", "c"], 4)
+    gang = meet(later)
+    assert later[0].found() == [Key(3, 5, 2)]
+    for folder, entry in gang.each(lambda rank, group: later[rank].fetch(Key(3, 5, 2), group)):
+        assert sorted(folder.files_of(entry)) == [0, 1]
+
+
+def test_a_file_that_does_not_come_has_the_boundary_passed_over_by_all(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(5)(state(rank)))
+    later = ranks_of(tmp_path, ["c", "b"], 4)
+    gang = meet(later)
+    assert later[0].found() == [Key(3, 5, 2)]
+    later[1]._memory.path(Key(3, 5, 2), 0).unlink()  # type: ignore[union-attr]
+    assert gang.each(lambda rank, group: later[rank].fetch(Key(3, 5, 2), group)) == [None, None]
+    assert "is passed over: the copy of rank 0 does not come" in capfd.readouterr().err
+
+
+def test_a_rank_without_memory_leaves_all_without_copies(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", ""], 3)
+    gang = meet(ranks)
+    assert not any(each.active for each in ranks)
+    assert "rank 1 has no folder in its node's memory" in capfd.readouterr().err
+    assert gang.each(lambda rank, _: ranks[rank].found()) == [[], []]
+
+
+def test_two_boundaries_at_most_are_kept(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    gang = meet(ranks)
+
+    def copy(step: int) -> None:
+        whole = min(each.say(False)[1] for each in ranks)
+        for each in ranks:
+            each.heard(whole)
+        gang.each(lambda rank, _: ranks[rank].copying(step)(state()))
+
+    for step in (3, 4, 5):
+        copy(step)
+    folders = [tmp_path / node / "j7" for node in ("a", "b")]
+    steps = {entry.step for folder in folders for entry in entries_of(folder)}
+    assert steps == {4, 5}
+
+
+def test_a_copy_of_a_gang_that_is_no_more_does_not_count(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(4)(state()))
+    late = ranks[0].copying(5)
+    meet(ranks)
+    late(state())
+    assert ranks[0].say(False)[1] == -1
+    three = ranks + ranks_of(tmp_path, ["b"], 3)
+    late = ranks[0].copying(6)
+    meet(three)
+    with pytest.raises(Broken, match="of another gang"):
+        late(state())
+
+
+def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    one = Replicas(None, "j7", 3, None, auto=True)
+    one._active = True
+    one.finished(3, 0.5, 10_000_000)
+    assert one._next_at == 105.0
+    one.finished(4, 4.0, 10_000_000)
+    assert one._next_at == 116.0
+    one.finished(5, 0.5, 400_000_000)
+    assert one._next_at == 120.0
+    assert one.say(False) == (False, -1)
+    now[0] = 120.0
+    assert one.say(False) == (True, -1)
+    assert one.say(True) == (False, -1), "the one before is still on its way"
+    one.finished(6, Superseded("attempt 4 of this job has trained"), 0)
+    now[0] = 1e9
+    assert one.say(False) == (False, -1)
+
+
+def test_addresses_and_files_go_over_as_numbers() -> None:
+    path = Path("unused")
+    for host in ("10.1.2.3", "2001:db8::17"):
+        address = Address(host, 4321, 2**124 - 5)
+        row = replicas._row(77, address, [Entry(3, 9, 1, 4, path)])
+        assert all(0 <= number < 2**63 for number in row)
+        assert replicas._parse(row) == (77, address, frozenset({(Key(3, 9, 4), 1)}))
+
+
+def test_what_the_agent_says_is_read(tmp_path: Path) -> None:
+    told = {"SKEP_REPLICAS": str(tmp_path), "SKEP_REPLICA_BYTES": "1000"}
+    assert replicas.where(told.get) == Where(tmp_path, 1000, "127.0.0.1")
+    for bad in ({"SKEP_REPLICAS": "relative"}, {"SKEP_REPLICA_BYTES": "-1"}):
+        assert replicas.where((told | bad).get) is None
+    empty: dict[str, str] = {}
+    assert replicas.where(empty.get) is None
+
+
+def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
+    assert memory.available(str(path)) == 5 * 1024
+    assert memory.available(str(tmp_path / "absent")) == 0
