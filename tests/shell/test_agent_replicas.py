@@ -63,6 +63,31 @@ def test_copies_go_with_success_and_once_no_attempt_comes(tmp_path: Path) -> Non
     assert again.sweep(lambda job: job == "j2", 101.0 + KEEP_S) == ["j3"]
     assert again.sweep(lambda job: False, 102.0 + 2 * KEEP_S) == ["j2"]
     assert [path.name for path in of.root.iterdir()] == ["foreign"]
+    (of.root / "foreign").rmdir()
+    of.provide(bind(job="j4", ranks=plans((0,)), world=2, nodes=2))
+    of.remove("j4")
+    assert not of.root.exists()
+
+
+def test_copies_go_when_a_cluster_is_taken_down(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    for job in ("j1", "j2"):
+        of.provide(bind(job=job, ranks=plans((0,)), world=2, nodes=2))
+    of.remove_all(["j2"])
+    assert [path.name for path in of.root.iterdir()] == ["j2"]
+    of.remove_all(())
+    assert not of.root.exists()
+    of.remove_all(())
+
+
+def test_what_another_user_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    (tmp_path / "elsewhere" / "j1").mkdir(parents=True)
+    of.root.symlink_to(tmp_path / "elsewhere")
+    of.remove_all(())
+    of.remove("j1")
+    assert of.sweep(lambda job: False, 10 * KEEP_S) == []
+    assert (tmp_path / "elsewhere" / "j1").exists()
 
 
 def test_a_job_with_the_id_of_another_one_does_not_get_its_copies(tmp_path: Path) -> None:

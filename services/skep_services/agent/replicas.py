@@ -3,20 +3,21 @@
     /dev/shm/skep-replicas-<user>-<node>/<job>/
 
 A copy outlives the processes of an attempt, so that the next one goes on from it. It goes with the
-success of the job's part on this node, and else once no process of the job was here for KEEP_S, as
-an agent does not hear of a job's end. Jobs with accounts of their own have no such folders.
+success of the job's part on this node, with `skep down`, and else once no process of the job was
+here for KEEP_S, as an agent does not hear of a job's end. Jobs with accounts of their own have no such folders.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from skep.ids import job_sequence
@@ -104,8 +105,7 @@ class Replicas:
             self.remove(command.job)
         try:
             self.root.mkdir(mode=MODE, exist_ok=True)
-            found = self.root.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            if not self._is_ours():
                 log.warning("%s: no copies are kept in memory: remove it", self.root)
                 return ()
             self.root.chmod(MODE)
@@ -119,7 +119,28 @@ class Replicas:
     def remove(self, job: str) -> None:
         """Remove what a job has in this node's memory."""
         self._seen.pop(job, None)
-        shutil.rmtree(self.root / job, ignore_errors=True)
+        if self._is_ours():
+            shutil.rmtree(self.root / job, ignore_errors=True)
+            with contextlib.suppress(OSError):  # Others have theirs there.
+                self.root.rmdir()
+
+    def remove_all(self, keep: Collection[str]) -> None:
+        """Remove what jobs have in this node's memory.
+
+        Args:
+            keep: The jobs whose copies stay.
+        """
+        for name in os.listdir(self.root) if self._is_ours() else ():
+            if name not in keep:
+                self.remove(name)
+
+    def _is_ours(self) -> bool:
+        """Return whether the folder is there and this user's: all users may write beside it."""
+        try:
+            found = self.root.lstat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
     async def watch(self, lives: Callable[[str], bool]) -> None:
         """Remove what is not needed any more, now and then, until cancelled.
@@ -143,7 +164,7 @@ class Replicas:
             The ids of the jobs.
         """
         gone = []
-        for name in sorted(os.listdir(self.root)) if self.root.is_dir() else ():
+        for name in sorted(os.listdir(self.root)) if self._is_ours() else ():
             if job_sequence(name) is None:
                 continue
             if lives(name):

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from skep_services.cli import exits, leaving
@@ -163,11 +164,14 @@ def _stop_supervisor(entry: dict[str, Any]) -> None:
 def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
     """Stop what a killed supervisor left: its children, and jobs of its nodes that are not kept.
 
+    What such jobs had in the nodes' memory is removed.
+
     Raises:
         CommandError: The jobs do not end in time.
     """
     import asyncio
 
+    from skep_services.agent.replicas import Replicas
     from skep_services.supervisor import boot, survivors
     from skep_services.supervisor.table import NATS, cluster_plan, nats_config_path
 
@@ -182,6 +186,8 @@ def _stop_left(home: str, keep: tuple[str, ...]) -> list[str]:
         busy = asyncio.run(boot.stop_jobs(boot.node_folders(home), keep))
     except boot.JobsStayError as error:
         raise CommandError(exits.TIMEOUT, str(error), "jobs-stay") from None
+    for path in boot.node_folders(home):
+        Replicas(Path(path), 0).remove_all(keep)
     names = sorted(found, key=lambda name: (name == NATS, name))
     return [*names, *(f"jobs in {state}" for state in busy)]
 
