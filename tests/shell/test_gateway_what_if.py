@@ -418,7 +418,7 @@ def test_what_if_on_the_terminal(gateway: FakeGateway, run: Run) -> None:
             " (waits-for-cells)",
         ],
     )
-    assert json.loads(run("why", "j3", "--what-if", "--json")[1]) == answer
+    assert json.loads(run("why", "j3", "--what-if", "--json")[1]) == {**answer, "if_stopped": ""}
     answer["what_if"] = {"problem": "j3 does not wait", "options": [], "in_vain": []}
     gateway.on("GET /v1/jobs/j3/why", answer)
     assert "what if: j3 does not wait" in run("why", "j3", "--what-if")[1]
@@ -451,7 +451,7 @@ def test_plan_on_the_terminal(gateway: FakeGateway, run: Run, tmp_path: Path) ->
             "  when it would end is not known",
         ],
     )
-    assert json.loads(run("plan", str(path), "--json")[1]) == {"plans": [answer]}
+    assert json.loads(run("plan", str(path), "--json")[1]) == {"plans": [answer], "if_stopped": {}}
     answer["outcome"] = outcome(Start.UNKNOWN, unknown=3)
     gateway.on("POST /v1/plan", answer)
     assert (

@@ -131,7 +131,7 @@ def test_the_table_shows_every_cell() -> None:
     failed = {**row, "victim": "nats", "came": "", "ok": False}
     text = table.markdown([row, failed])
     assert text.splitlines()[2] == (
-        "| suspend | taken |  |  | done, same attempt |  |  |  | FAILED: no answer |  |  |  |  |"
+        "| suspend | taken |  |  | done, same attempt |  |  |  | FAILED: no answer |  |  |  |  |  |"
     )
     picture = table.svg([row, failed], "t")
     assert picture.count("no answer") == 1
