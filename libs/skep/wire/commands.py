@@ -231,7 +231,13 @@ class Resume(Message, frozen=True, tag="resume"):
 
 
 class Checkpoint(Message, frozen=True, tag="checkpoint"):
-    """Store the job's state durably after the mini-batch it is in, and go on."""
+    """Store the job's state durably after the mini-batch it is in, and go on.
+
+    `trains`: only while it makes mini-batches, as far as that is known. The image of a job that
+    hangs would take the place of the one before.
+    """
+
+    trains: bool = False
 
 
 class Target(Message, frozen=True):

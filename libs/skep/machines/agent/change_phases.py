@@ -344,6 +344,8 @@ def apply_change(part: PartState, fact: PartChanged) -> None:
         return
     if part.change.command.order != fact.changed.order:
         return
+    if done or not isinstance(part.change.command.change, Checkpoint):
+        part.stood_until = fact.changed.at
     match part.change.command.change:
         case Share() as change:  # The others are there whether or not a limit could be set.
             part.command = packed(part.command, change)

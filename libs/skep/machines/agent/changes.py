@@ -24,6 +24,7 @@ from collections.abc import Mapping
 import msgspec
 
 from skep.ids import run_token
+from skep.machines.agent import hanging
 from skep.machines.agent.capabilities import Abilities
 from skep.machines.agent.change_phases import (
     back_again,
@@ -144,6 +145,8 @@ class Changes:
         drive = Drive(command, part.serial, within(now, command.deadline_ms), [], again=again)
         self._call(*(StopRun(token, 0.0) for token in strangers(part, command.change)))
         refusal = refusal_of(part, command.change, self.abilities.can(part))
+        if not refusal and isinstance(command.change, Checkpoint) and command.change.trains:
+            refusal = hanging.why_not_stored(part, self._agent.progress.get(key, {}), now)
         if refusal:
             if isinstance(command.change, Resize):  # An earlier try may have started some.
                 self._call(*(StopRun(token, 0.0) for token in newcomers(part, command.change)))

@@ -1,7 +1,7 @@
 """Which parts of a node made mini-batches and make none any more, where their specs want to know.
 
 Soft: what ranks report is kept in memory, and an agent that restarts hears it again. What a part
-stood still for, or was changed for, does not count.
+stood still for, or was changed for, does not count; a checkpoint that was not made changes nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from skep.machines.agent.idling import runs
 from skep.machines.agent.parts import PartKey, PartState
+from skep.perf.progress import stall_limit
 from skep.units import Duration, Instant, seconds
 from skep.wire.reports import HUNG_RANKS_MAX, HungPart, RankProgress, RankStands
 
@@ -36,8 +37,7 @@ def look(
         ]
         if not ranks:
             continue
-        changed = part.changed.changed.at if part.changed is not None else 0
-        latest = max(changed, *(rank.last_step_at for rank in ranks))
+        latest = max(part.stood_until, *(rank.last_step_at for rank in ranks))
         silent = Duration(now - latest)
         if silent < seconds(part.command.hung_s):
             continue
@@ -46,3 +46,20 @@ def look(
         ranks_told = tuple(stand[:HUNG_RANKS_MAX])
         told.append(HungPart(job=key[0], attempt=key[1], silent_ns=silent, ranks=ranks_told))
     return tuple(told)
+
+
+def why_not_stored(part: PartState, ranks: Mapping[int, RankProgress], now: Instant) -> str:
+    """Return why a part is not stored that may hang, or an empty text.
+
+    Args:
+        part: The part as it stands.
+        ranks: What its ranks reported; of one that never made a mini-batch nothing is known.
+        now: The time of the decision.
+    """
+    made = [rank for rank in ranks.values() if rank.steps and rank.last_step_at]
+    if not made:
+        return ""
+    silent = now - max(part.stood_until, *(rank.last_step_at for rank in made))
+    if silent <= stall_limit(max(rank.step_ns for rank in made)):
+        return ""
+    return f"it has made no mini-batch for {silent // seconds(1)} s: what was stored before stays"

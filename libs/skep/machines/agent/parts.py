@@ -338,6 +338,8 @@ class PartState(msgspec.Struct):
     loaded: PartLoaded | None = None
     change: ChangeTaken | None = None
     changed: PartChanged | None = None
+    stood_until: Instant = Instant(0)
+    """When the latest change was over for which its ranks may have stood still."""
     serial: int = 0
     stand: Stand = Stand.RUNNING
     holds: tuple[Hold, ...] = ()

@@ -125,9 +125,11 @@ def _due(tx: Transaction, timer: Timer, now: Instant) -> None:
 
 
 def _hurry(tx: Transaction, job: JobState, attempt: int, now: Instant) -> None:
-    """Stop a job that was to make room once it had changed its size, or went on, and has not."""
+    """Stop a job that was to make room after what was under way with it, and has not yet."""
     claimers = tx.state.cells.claimers(ids.attempt_id(job.job, attempt))
-    open_still = job.change is None or job.change.goal in (Goal.RESIZE, Goal.RESUME)
+    change = job.change
+    open_still = change is None or change.goal in (Goal.RESIZE, Goal.RESUME)
+    open_still = open_still or (change is not None and change.why is Reason.CHECKPOINT_DUE)
     alive = job.state in (State.RUNNING, State.SUSPENDED)
     if job.attempt == attempt and alive and claimers and open_still:
         outbox.stop(tx, job, Reason.PREEMPTED, now, f"for {ids.job_of(claimers[0])}")

@@ -1,7 +1,7 @@
 """Checkpoints by time: a job is stored every so often, as its spec says, and goes on.
 
 Where another change or a request is under way, the next one is looked at soon. A job that cannot
-store its state (yet) is passed over until the next time.
+store its state (yet), or makes no mini-batches, is passed over until the next time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ def due(tx: Transaction, name: str, attempt: int, now: Instant) -> None:
     elif "checkpoint" in job.can:
         text = f"every {every} s"
         rounds.begin(
-            tx, job, Goal.CHECKPOINT, Checkpoint(), now, why=Reason.CHECKPOINT_DUE, detail=text
+            tx,
+            job,
+            Goal.CHECKPOINT,
+            Checkpoint(trains=True),
+            now,
+            why=Reason.CHECKPOINT_DUE,
+            detail=text,
         )
     tx.soft.set_timer(timers.CheckpointTime(name, attempt), after(now, wait))

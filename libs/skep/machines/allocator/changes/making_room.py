@@ -83,7 +83,7 @@ def give_way(
     change, can = job.change, job.can
     if change is not None and change.why in MAKES_ROOM and not memory:
         return False  # It is under way.
-    if not memory and (awaits_size(job) or _goes_on(job)):
+    if not memory and (awaits_size(job) or _goes_on(job) or _is_stored_by_time(job)):
         return _yield_later(tx, job, now, detail)
     free = change is None and not memory and job.state is not State.BOUND
     if free and "release" in can and not policy_views.comes_anew(tx, job):
@@ -108,6 +108,11 @@ def awaits_size(job: JobState) -> bool:
 def _goes_on(job: JobState) -> bool:
     """Return whether an attempt is about to go on, and can make room alive once it does."""
     return job.change is not None and job.change.goal is Goal.RESUME and "release" in job.can
+
+
+def _is_stored_by_time(job: JobState) -> bool:
+    """Return whether an attempt is stored as its spec says, and can make room once it is."""
+    return job.change is not None and job.change.why is Reason.CHECKPOINT_DUE
 
 
 def _yield_later(tx: Transaction, job: JobState, now: Instant, detail: str) -> bool:
