@@ -58,10 +58,12 @@ def test_copies_go_with_success_and_once_no_attempt_comes(tmp_path: Path) -> Non
     of.remove("j1")
     assert not (of.root / "j1").exists()
     again = Replicas(tmp_path / "state", 500, within=tmp_path)
-    assert again.sweep(lambda job: False, 100.0) == [], "an agent that has just begun"
-    assert again.sweep(lambda job: job == "j2", 100.0 + KEEP_S) == []
-    assert again.sweep(lambda job: job == "j2", 101.0 + KEEP_S) == ["j3"]
-    assert again.sweep(lambda job: False, 102.0 + 2 * KEEP_S) == ["j2"]
+    assert again.unneeded(lambda job: False, 100.0) == [], "an agent that has just begun"
+    assert again.unneeded(lambda job: job == "j2", 100.0 + KEEP_S) == []
+    assert again.unneeded(lambda job: job == "j2", 101.0 + KEEP_S) == ["j3"]
+    again.remove("j3")
+    assert again.unneeded(lambda job: False, 102.0 + 2 * KEEP_S) == ["j2"]
+    again.remove("j2")
     assert [path.name for path in of.root.iterdir()] == ["foreign"]
     (of.root / "foreign").rmdir()
     of.provide(bind(job="j4", ranks=plans((0,)), world=2, nodes=2))
@@ -86,7 +88,7 @@ def test_what_another_user_put_in_its_place_is_not_removed(tmp_path: Path) -> No
     of.root.symlink_to(tmp_path / "elsewhere")
     of.remove_all(())
     of.remove("j1")
-    assert of.sweep(lambda job: False, 10 * KEEP_S) == []
+    assert of.unneeded(lambda job: False, 10 * KEEP_S) == []
     assert (tmp_path / "elsewhere" / "j1").exists()
 
 

@@ -452,16 +452,13 @@ class AgentCalls:
         )
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
+        fresh = plan.fresh and command.command.attempt == 1
+        memory = self.replicas.provide(command.command, fresh=fresh)
+        copies = self._replica_variables(command.command) if memory else {}
         plan = msgspec.structs.replace(
             plan,
-            env={**plan.env, **more, **secret, **self._replica_variables(command.command)},
-            folders=(
-                *plan.folders,
-                *self._mps.folders(command.command),
-                *self.replicas.provide(
-                    command.command, fresh=plan.fresh and command.command.attempt == 1
-                ),
-            ),
+            env={**plan.env, **more, **secret, **copies},
+            folders=(*plan.folders, *self._mps.folders(command.command), *memory),
         )
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
@@ -471,7 +468,6 @@ class AgentCalls:
             return RunNotStarted(command.token, text)
         try:
             whole = command.command.nodes == 1
-            fresh = plan.fresh and command.command.attempt == 1
             self._checkpoints.provide(
                 command.command.job, whole=whole, make=not accounts, fresh=fresh
             )

@@ -4,7 +4,8 @@
 
 A copy outlives the processes of an attempt, so that the next one goes on from it. It goes with the
 success of the job's part on this node, with `skep down`, and else once no process of the job was
-here for KEEP_S, as an agent does not hear of a job's end. Jobs with accounts of their own have no such folders.
+here for KEEP_S, as an agent does not hear of a job's end. Jobs with accounts of their own have no
+such folders.
 """
 
 from __future__ import annotations
@@ -130,9 +131,15 @@ class Replicas:
         Args:
             keep: The jobs whose copies stay.
         """
-        for name in os.listdir(self.root) if self._is_ours() else ():
+        for name in self._names():
             if name not in keep:
                 self.remove(name)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root)) if self._is_ours() else []
+        except FileNotFoundError:
+            return []  # The last job's went meanwhile.
 
     def _is_ours(self) -> bool:
         """Return whether the folder is there and this user's: all users may write beside it."""
@@ -149,27 +156,25 @@ class Replicas:
             lives: Says whether a job has processes here.
         """
         while True:
-            for job in self.sweep(lives, time.monotonic()):
+            for job in self.unneeded(lives, time.monotonic()):
+                # Some GB of memory take a while to be given back.
+                await asyncio.to_thread(self.remove, job)
                 log.info("copies of the state of %s are removed from memory", job)
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def sweep(self, lives: Callable[[str], bool], now: float) -> list[str]:
-        """Remove the copies of jobs that had no processes here for long.
+    def unneeded(self, lives: Callable[[str], bool], now: float) -> list[str]:
+        """Return the jobs with copies here that had no processes here for long.
 
         Args:
             lives: Says whether a job has processes here.
             now: Seconds of a monotonic clock.
-
-        Returns:
-            The ids of the jobs.
         """
         gone = []
-        for name in sorted(os.listdir(self.root)) if self._is_ours() else ():
+        for name in self._names():
             if job_sequence(name) is None:
                 continue
             if lives(name):
                 self._seen[name] = now
             elif now - self._seen.setdefault(name, now) > KEEP_S:
-                self.remove(name)
                 gone.append(name)
         return gone

@@ -45,7 +45,7 @@ def limit(tx: Transaction, job: JobState, now: Instant) -> None:
         job: It runs.
         now: The time of the decision.
     """
-    if isinstance(job.spec.checkpoint_every, int):
+    if isinstance(job.spec.checkpoint_every, int) and tx.settings.stores_by_time:
         at = after(now, seconds(job.spec.checkpoint_every))
         tx.soft.set_timer(timers.CheckpointTime(job.job, job.attempt), at)
     if isinstance(job.spec.limits.time, int):

@@ -69,6 +69,8 @@ class Settings(msgspec.Struct):
     trial_rules: Rules = msgspec.field(default_factory=Rules)
     sights_whole_every: Duration = SIGHTS_WHOLE_EVERY
     """How often all of what a policy sees is told to its model; where nothing is lost, once."""
+    stores_by_time: bool = True
+    """Whether jobs are stored as often as their specs say; a look ahead gains nothing by it."""
     defers: bool = False
     """While this holds nothing is placed: a simulation has more to say about this instant."""
     plan_every: Duration = Duration(0)

@@ -137,7 +137,9 @@ function Replicas({ service }: { service: Service }) {
         <Empty>
           {service.state === "over"
             ? "It is over: all replicas have ended."
-            : "There is none: the next request begins one."}
+            : service.wanted
+              ? "There is none: the next one is begun soon."
+              : "There is none: the next request begins one."}
         </Empty>
       )}
       {service.rows.length > 0 && (

@@ -32,7 +32,7 @@ def due(tx: Transaction, name: str, attempt: int, now: Instant) -> None:
     if job is None or job.attempt != attempt or job.state is not State.RUNNING:
         return  # One that is suspended has its timer set again when it goes on.
     every = job.spec.checkpoint_every
-    if not isinstance(every, int):
+    if not isinstance(every, int) or not tx.settings.stores_by_time:
         return
     wait: Duration = seconds(every)
     if job.change is not None or job.successor is not None or job.asked is not None:

@@ -72,6 +72,7 @@ class Ahead:
         self._instead = instead
         machine.settings.node_lost_after = machine.settings.node_check_every = NEVER
         machine.settings.trial_rules.repeated = NEVER
+        machine.settings.stores_by_time = False
         machine.tx.soft.check_at = None
         if machine.tx.soft.advice_until > now:
             machine.tx.soft.advice_until = after(now, NEVER)  # It is said again all the time.
