@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from skep.wire.bounds import Moment
 from skep.wire.commands import ChangeJob, Hold, RankPlan
 from skep.wire.message import Message
 from skep.wire.node import MemberChanged, MemberKnown, MemberLoaded, MemberReady
@@ -71,7 +72,8 @@ class PartChanged(Message, frozen=True, tag="part-changed"):
 
     `host_bytes` of device state are kept in the host's memory. `broken`: some ranks changed and
     some did not, so that none of them can go on. `share_due`: they do not know yet which share of
-    their devices' memory is theirs.
+    their devices' memory is theirs. `stood_until`: until when they may have stood still for an
+    earlier change; None: for this one.
     """
 
     event: int
@@ -82,6 +84,7 @@ class PartChanged(Message, frozen=True, tag="part-changed"):
     released: bool = False
     broken: bool = False
     share_due: bool = False
+    stood_until: Moment | None = None
 
 
 PartFact = PartKnown | PartReady | PartLoaded | ChangeTaken | ChangeTried | RankJoins | PartChanged

@@ -326,6 +326,7 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
         host_bytes=host_bytes,
         released=released,
         share_due=due,
+        stood_until=None if done or not isinstance(change, Checkpoint) else part.stood_until,
     )
 
 
@@ -339,13 +340,13 @@ def apply_change(part: PartState, fact: PartChanged) -> None:
     part.changed = fact
     part.stand, part.holds, part.broken = fact.stand, fact.holds, fact.broken
     part.host_bytes, part.released, part.share_due = fact.host_bytes, fact.released, fact.share_due
+    stood_until = fact.stood_until
+    part.stood_until = fact.changed.at if stood_until is None else stood_until
     done = fact.changed.manner is not Manner.UNCHANGED
     if part.change is None or part.command is None:
         return
     if part.change.command.order != fact.changed.order:
         return
-    if done or not isinstance(part.change.command.change, Checkpoint):
-        part.stood_until = fact.changed.at
     match part.change.command.change:
         case Share() as change:  # The others are there whether or not a limit could be set.
             part.command = packed(part.command, change)
