@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -9,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skep_job.cooperate.cooperation import Cooperation, Options
 from skep_job.replicas import exchange, memory, replicas, ring
 from skep_job.replicas.exchange import Address, Server
 from skep_job.replicas.memory import Key, Memory
@@ -312,14 +316,47 @@ def test_a_rank_without_memory_leaves_all_without_copies(
     assert gang.each(lambda rank, _: ranks[rank].found()) == [[], []]
 
 
+def agree(ranks: list[Replicas]) -> None:
+    """Have the ranks hear what `Together.boundary` makes of what they say."""
+    lowest, *_, highest = sorted(each.say(False)[1] for each in ranks)
+    for each in ranks:
+        each.heard(lowest if lowest == highest else -1)
+
+
+def test_the_only_whole_boundary_stays_while_ranks_fail_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    gang = meet(ranks)
+    fails: set[tuple[int, int]] = {(5, 0), (10, 1), (15, 0), (15, 1)}
+    store = Memory.store
+
+    def full(self: Memory, snapshot: Snapshot, key: Key, rank: int) -> Any:
+        if (key.step, rank) in fails:
+            raise OSError(errno.ENOSPC, "it does not fit")
+        return store(self, snapshot, key, rank)
+
+    monkeypatch.setattr(Memory, "store", full)
+
+    def copy(rank: int, step: int) -> None:
+        with contextlib.suppress(OSError):
+            ranks[rank].copying(step)(state())
+
+    for step in (3, 5, 10, 15, 20):
+        agree(ranks)
+        gang.each(lambda rank, _: copy(rank, step))  # noqa: B023
+        later = ranks_of(tmp_path, ["a", "b"], 3)
+        meet(later)
+        whole = 20 if step == 20 else 3
+        assert later[0].found()[0] == Key(3, whole, 2)
+
+
 def test_two_boundaries_at_most_are_kept(tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path, ["a", "b"], 3)
     gang = meet(ranks)
 
     def copy(step: int) -> None:
-        whole = min(each.say(False)[1] for each in ranks)
-        for each in ranks:
-            each.heard(whole)
+        agree(ranks)
         gang.each(lambda rank, _: ranks[rank].copying(step)(state()))
 
     for step in (3, 4, 5):
@@ -341,6 +378,39 @@ def test_a_copy_of_a_gang_that_is_no_more_does_not_count(tmp_path: Path) -> None
     meet(three)
     with pytest.raises(Broken, match="of another gang"):
         late(state())
+
+
+def test_a_rank_that_is_alone_copies_no_more_and_keeps_what_it_has_until_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(4)(state()))
+    one = ranks[0]
+
+    def files() -> list[Entry]:
+        return entries_of(tmp_path / "a" / "j7")
+
+    one.on_disk()
+    assert len(files()) == 2, "a gang keeps its copies"
+    port = one._server.port  # type: ignore[union-attr]
+    alone = SimpleNamespace(
+        _options=Options(replicas_every="auto"),
+        _split=True,
+        _elastic=None,
+        _together=SimpleNamespace(alone=True),
+        _replicas=one,
+    )
+    Cooperation._meet(alone)  # type: ignore[arg-type]
+    assert not one.active
+    assert one.say(False) == (False, -1)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5.0)
+    assert len(files()) == 2
+    one.on_disk()
+    assert files() == []
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(5)(state()))
+    assert one.say(False) == (False, 5)
+    assert {entry.rank for entry in files()} == {0, 1}
 
 
 def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
     meet      every rank hears where the others are, and which files their nodes have
     fetch     at a start: what a node lacks of a boundary comes from a node that has it
     boundary  all ranks are ready, so that all copy the same one: to their node, then to the next
-    whole     the newest boundary whose copies all ranks have made; what is older goes then
+    whole     the newest boundary that was the last copy of all ranks; what is older goes then
 
 Two boundaries at most are in memory, each on two nodes. Methods that are collective say so.
 """
@@ -107,7 +107,8 @@ class Replicas:
         self._server: Server | None = None
         self._gang = _Gang(0, 0, [])
         self._active = False
-        self._done = -1
+        self._done = (self._gang, -1)
+        """The last copy, if it succeeded: the gang that it is of, and the mini-batches."""
         self._newest: Key | None = None
         self._said: set[str] = set()
 
@@ -124,7 +125,7 @@ class Replicas:
             rank: This rank.
             world: How many ranks there are.
         """
-        self._active, self._done = False, -1
+        self._active = False
         self._gang = _Gang(rank, world, [_parse(row) for row in group.of_all(self._row())])
         nodes = self._gang.nodes
         why = ring.why_none(nodes)
@@ -133,6 +134,22 @@ class Replicas:
             self._complain(f"no copies are kept in the memory of other nodes: {why}")
         self._between_s = self._every_s
         self._next_at = time.monotonic() + self._between_s
+
+    def part(self) -> None:
+        """Take it that there are no others any more; what is in memory stays until `on_disk`."""
+        self._active, self._newest = False, None
+        self._gang = _Gang(0, 0, [])
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def on_disk(self) -> None:
+        """Remove what is in memory if there are no others: the disk has a newer state, whole.
+
+        On any thread.
+        """
+        if not self._gang.ranks and self._memory is not None:
+            self._memory.prune(set())
 
     # --- at a start -------------------------------------------------------------------------------
 
@@ -201,13 +218,18 @@ class Replicas:
     # --- at a boundary ----------------------------------------------------------------------------
 
     def say(self, busy: bool) -> tuple[bool, int]:
-        """Return whether this rank is ready to copy a boundary, and the last one that it has.
+        """Return whether this rank is ready to copy a boundary, and the last one that it copied.
 
         Args:
             busy: Whether something is being copied or written.
+
+        Returns:
+            The second is below 0 if the last copy failed, is on its way, or is of another gang:
+            what came before it may be removed on this node.
         """
         ready = self._active and not busy and time.monotonic() >= self._next_at
-        return ready, self._done
+        gang, done = self._done
+        return ready, done if gang is self._gang else -1
 
     def heard(self, whole: int) -> None:
         """Take in which boundary all ranks have.
@@ -245,13 +267,15 @@ class Replicas:
         """
         assert self._memory is not None
         since = time.monotonic()
+        if gang is self._gang:
+            self._done = (gang, -1)  # First: the last one goes now, unless it is the newest whole.
         key = Key(self._attempt, step, gang.world)
         self._memory.prune({key} if newest is None else {newest, key})
         self._memory.store(state, key, gang.rank)
         keeper = ring.keeper(gang.rank, gang.nodes)
         exchange.put(gang.ranks[keeper].address, self._memory, key, gang.rank)
         if gang is self._gang:  # Else that boundary is one of a gang that is no more.
-            self._done = step
+            self._done = (gang, step)
         return time.monotonic() - since
 
     def finished(self, step: int, outcome: object, stood_ns: int) -> None:
