@@ -413,6 +413,26 @@ def test_a_rank_that_is_alone_copies_no_more_and_keeps_what_it_has_until_a_check
     assert {entry.rank for entry in files()} == {0, 1}
 
 
+def test_a_newcomer_keeps_what_its_node_has_of_the_gang_before_until_a_newer_one_is_whole(
+    tmp_path: Path,
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(4)(state()))
+    ranks += ranks_of(tmp_path, ["b"], 3)
+    meet(ranks)
+
+    def steps() -> set[tuple[int, int]]:
+        return {(entry.step, entry.rank) for entry in entries_of(tmp_path / "b" / "j7")}
+
+    ranks[2].copying(5)(state())
+    assert steps() == {(4, 0), (4, 1), (5, 2)}
+    for rank in (0, 1):
+        ranks[rank].copying(5)(state())
+    agree(ranks)
+    ranks[2].copying(6)(state())
+    assert steps() == {(5, 0), (5, 1), (5, 2), (6, 2)}
+
+
 def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

@@ -127,6 +127,9 @@ class Replicas:
         """
         self._active = False
         self._gang = _Gang(rank, world, [_parse(row) for row in group.of_all(self._row())])
+        whole, _ = self._whole()
+        if whole:  # A newcomer's node may be one of a former gang, whose newest stays too.
+            self._newest = whole[0]
         nodes = self._gang.nodes
         why = ring.why_none(nodes)
         self._active = not why
@@ -158,21 +161,29 @@ class Replicas:
 
         The same on every rank.
         """
+        found, missing = self._whole()
+        for key, rank in missing:
+            if not found or key > found[0]:
+                complain(
+                    f"{key} is passed over: "
+                    f"the copy of rank {rank} of {key.world} is on no node of this attempt"
+                )
+        return found
+
+    def _whole(self) -> tuple[list[Key], list[tuple[Key, int]]]:
+        """Return boundaries that are whole, and others with a rank that they lack; newest first."""
         ranks: dict[Key, set[int]] = {}
         for each in self._gang.ranks:
             for key, rank in each.files:
                 ranks.setdefault(key, set()).add(rank)
-        found: list[Key] = []
+        found, missing = [], []
         for key in sorted(ranks, reverse=True):
-            missing = sorted(set(range(key.world)) - ranks[key])
-            if not missing:
+            lacks = set(range(key.world)) - ranks[key]
+            if lacks:
+                missing.append((key, min(lacks)))
+            else:
                 found.append(key)
-            elif not found:
-                complain(
-                    f"{key} is passed over: "
-                    f"the copy of rank {missing[0]} of {key.world} is on no node of this attempt"
-                )
-        return found
+        return found, missing
 
     def fetch(self, key: Key, group: Group) -> tuple[Checkpoints, Entry] | None:
         """Have this node get what its ranks need of a boundary. Collective.
@@ -252,7 +263,7 @@ class Replicas:
         return functools.partial(self._store, self._gang, self._newest, step)
 
     def _store(self, gang: _Gang, newest: Key | None, step: int, state: Snapshot) -> float:
-        """Keep a copy, after what is older than the newest whole boundary is removed.
+        """Keep a copy; before that remove all but the newest whole boundary.
 
         Args:
             gang: The ranks that copy this boundary.
@@ -267,10 +278,10 @@ class Replicas:
         """
         assert self._memory is not None
         since = time.monotonic()
-        if gang is self._gang:
-            self._done = (gang, -1)  # First: the last one goes now, unless it is the newest whole.
         key = Key(self._attempt, step, gang.world)
-        self._memory.prune({key} if newest is None else {newest, key})
+        if gang is self._gang:  # Else another gang has found since what is whole.
+            self._done = (gang, -1)  # The last one goes now, unless it is the newest whole.
+            self._memory.prune({key} if newest is None else {newest, key})
         self._memory.store(state, key, gang.rank)
         keeper = ring.keeper(gang.rank, gang.nodes)
         exchange.put(gang.ranks[keeper].address, self._memory, key, gang.rank)
