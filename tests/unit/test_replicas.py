@@ -68,7 +68,7 @@ def state(value: int = 1, size: int = 1000) -> Snapshot:
 @pytest.fixture
 def place(tmp_path: Path) -> Callable[..., Memory]:
     def make(name: str = "n0", attempt: int = 3, limit: int = LIMIT, **more: Any) -> Memory:
-        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
         return Memory(tmp_path / name / "j7", "j7", attempt, limit, **more)
 
     return make
@@ -125,6 +125,43 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match="of another account"):
         Memory(tmp_path / "link", "j7", 1, LIMIT)
+    with pytest.raises(OSError, match="of another account"):
+        Memory(tmp_path / "link" / "j7", "j7", 1, LIMIT)
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o720])
+def test_a_folder_that_others_could_replace_is_refused(tmp_path: Path, mode: int) -> None:
+    parent, folder = tmp_path / "n0", tmp_path / "n0" / "j7"
+    parent.mkdir()
+    parent.chmod(mode)
+    with pytest.raises(OSError, match=r"other accounts may write to it: chmod go-w: '.*/n0'"):
+        Memory(folder, "j7", 1, LIMIT)
+    assert not folder.exists()
+    parent.chmod(0o755)
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(OSError, match="other accounts may write to it"):
+        Memory(folder, "j7", 1, LIMIT)
+
+
+def test_the_folder_above_is_this_users_or_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n0" / "j7").mkdir(mode=0o700, parents=True)
+    real, owners = Path.lstat, {"n0": 0, "j7": 1000}
+
+    def lstat(path: Path) -> os.stat_result:
+        fields = list(real(path))
+        fields[4] = owners[path.name]
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    Memory(tmp_path / "n0" / "j7", "j7", 1, LIMIT)
+    owners["n0"] = 1001
+    with pytest.raises(OSError, match=r"it is of another account.*/n0'"):
+        Memory(tmp_path / "n0" / "j7", "j7", 1, LIMIT)
 
 
 @pytest.fixture
@@ -243,7 +280,7 @@ class Gang:
 def ranks_of(tmp_path: Path, nodes: list[str], attempt: int) -> list[Replicas]:
     found = []
     for node in nodes:
-        (tmp_path / node).mkdir(exist_ok=True)
+        (tmp_path / node).mkdir(mode=0o700, exist_ok=True)
         where = Where(tmp_path / node / "j7", LIMIT, "127.0.0.1") if node else None
         found.append(Replicas(where, "j7", attempt, 1.0, auto=False))
     return found
