@@ -203,6 +203,43 @@ def test_what_another_node_refuses_is_said(
     assert there.entries() == []
 
 
+def test_a_file_that_goes_before_it_is_read_is_not_made_anew(
+    place: Callable[..., Memory],
+    server: tuple[Memory, Server, Address],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, (there, _, address) = place(), server
+    path, size = there.store(state(), KEY, 1)
+    mapped = exchange._mapped
+
+    def late(file: Path, size: int) -> Any:
+        path.unlink()
+        return mapped(file, size)
+
+    monkeypatch.setattr(exchange, "_mapped", late)
+    with pytest.raises(Broken, match="No such file"):
+        exchange.get(address, here, KEY, 1)
+    assert [*here.entries(), *there.entries()] == []
+    path.write_bytes(b"x" * (size - 1))
+    with pytest.raises(OSError, match=f"it has {size - 1} bytes, and {size} are wanted"):
+        mapped(path, size)
+
+
+def test_a_file_is_mapped_for_as_long_as_its_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(5000))
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(path))
+
+    tensor = exchange._mapped(path, 5000)
+    tensor[4999] = 7
+    assert path.read_bytes()[-2:] == b"\0\7"
+    assert mappings() == 1
+    del tensor
+    assert mappings() == 0
+
+
 @pytest.mark.parametrize(
     "request_",
     [

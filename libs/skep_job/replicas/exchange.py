@@ -13,6 +13,9 @@ alone: they hear it over their process group.
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
+import os
 import secrets
 import socket
 import threading
@@ -206,10 +209,27 @@ def _read(body: Any) -> tuple[Key, int]:
 
 
 def _mapped(path: Path, size: int) -> Any:
-    """Return a file's bytes as a tensor; what is written there is written to the file."""
+    """Return a file's bytes as a tensor; what is written there is written to the file.
+
+    Args:
+        path: The file, which is there.
+        size: Its bytes, or those of them that are wanted, from the first on; at least 1.
+
+    Raises:
+        OSError: It is not there, or has fewer bytes.
+    """
     import torch
 
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        has = os.fstat(descriptor).st_size
+        if not 0 < size <= has:
+            reason = f"it has {has} bytes, and {size} are wanted"
+            raise OSError(errno.EINVAL, reason, str(path))
+        mapped = mmap.mmap(descriptor, size)  # Unmapped with the tensor, which alone refers to it.
+    finally:
+        os.close(descriptor)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def _text(token: int) -> str:
