@@ -527,6 +527,18 @@ def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPa
     assert one.say(False) == (False, -1)
 
 
+@pytest.mark.parametrize("every_s, then", [(1800.0, 1800.0), (400.0, 600.0), (1.0, 5.0)])
+def test_the_time_between_copies_grows_while_they_fail(
+    monkeypatch: pytest.MonkeyPatch, every_s: float, then: float
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    one = Replicas(None, "j7", 3, every_s, auto=False)
+    one.finished(3, OSError(errno.ENOSPC, "it does not fit"), 0)
+    assert one._next_at == 100.0 + then
+    one.finished(4, 0.5, 0)
+    assert one._next_at == 100.0 + every_s
+
+
 def test_addresses_and_files_go_over_as_numbers() -> None:
     path = Path("unused")
     for host in ("10.1.2.3", "2001:db8::17"):

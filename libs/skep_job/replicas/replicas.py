@@ -33,7 +33,7 @@ AUTO_S = 5.0
 AUTO_STOOD, AUTO_TOOK = 50.0, 4.0
 """Then also so many times what the training stood still, and what the copy took beside it."""
 PAUSE_MAX_S = 600.0
-"""What an interval grows to while copies fail."""
+"""What an interval grows to while copies fail, unless it is longer from the start."""
 
 _BITS = 62
 _HOST_NUMBERS = 3
@@ -299,7 +299,8 @@ class Replicas:
         """
         if isinstance(outcome, BaseException):
             self._complain(f"no copy in memory after mini-batch {step}: {describe(outcome)}")
-            self._between_s = min(max(2 * self._between_s, AUTO_S), PAUSE_MAX_S)
+            longest = max(PAUSE_MAX_S, self._every_s)
+            self._between_s = min(max(2 * self._between_s, AUTO_S), longest)
             if isinstance(outcome, Superseded):
                 self._between_s = float("inf")
         elif self._auto and isinstance(outcome, float):
