@@ -539,6 +539,17 @@ def test_the_time_between_copies_grows_while_they_fail(
     assert one._next_at == 100.0 + every_s
 
 
+def test_each_kind_of_failure_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    one = Replicas(None, "j7", 3, 1.0, auto=False)
+    for step in (3, 4):
+        one.finished(step, OSError(errno.ENOSPC, f"{step}000 bytes do not fit"), 0)
+        one.finished(step, OSError(errno.ECONNREFUSED, "nobody listens"), 0)
+        one.finished(step, Broken(f"{step} was damaged on its way"), 0)
+    said = capfd.readouterr().err
+    assert said.count("no copy in memory after mini-batch 3: ") == 3
+    assert "mini-batch 4" not in said
+
+
 def test_addresses_and_files_go_over_as_numbers() -> None:
     path = Path("unused")
     for host in ("10.1.2.3", "2001:db8::17"):

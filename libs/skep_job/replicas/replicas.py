@@ -110,7 +110,7 @@ class Replicas:
         self._done = (self._gang, -1)
         """The last copy, if it succeeded: the gang that it is of, and the mini-batches."""
         self._newest: Key | None = None
-        self._said: set[str] = set()
+        self._said: set[tuple[object, ...]] = set()
 
     @property
     def active(self) -> bool:
@@ -134,7 +134,7 @@ class Replicas:
         why = ring.why_none(nodes)
         self._active = not why
         if why and 0 in nodes and any(nodes):
-            self._complain(f"no copies are kept in the memory of other nodes: {why}")
+            self._complain(f"no copies are kept in the memory of other nodes: {why}", why)
         self._between_s = self._every_s
         self._next_at = time.monotonic() + self._between_s
 
@@ -298,7 +298,8 @@ class Replicas:
             stood_ns: For how long the training stood still.
         """
         if isinstance(outcome, BaseException):
-            self._complain(f"no copy in memory after mini-batch {step}: {describe(outcome)}")
+            text = f"no copy in memory after mini-batch {step}: {describe(outcome)}"
+            self._complain(text, "copy", *_kind(outcome))
             longest = max(PAUSE_MAX_S, self._every_s)
             self._between_s = min(max(2 * self._between_s, AUTO_S), longest)
             if isinstance(outcome, Superseded):
@@ -323,7 +324,8 @@ class Replicas:
                     _node(memory), Address(self._where.host, server.port, server.token), files
                 )
         except (OSError, ValueError) as error:
-            self._complain(f"this rank keeps no copies in memory: {describe(error)}")
+            text = f"this rank keeps no copies in memory: {describe(error)}"
+            self._complain(text, "open", *_kind(error))
         return [0] * _ROW
 
     def _open(self) -> None:
@@ -336,8 +338,8 @@ class Replicas:
     def _may_put(self, key: Key, rank: int) -> bool:
         return key[::2] == (self._attempt, self._gang.world) and rank < key.world
 
-    def _complain(self, text: str) -> None:
-        kind = text.partition(": ")[2]
+    def _complain(self, text: str, *kind: object) -> None:
+        """Say something once for each kind: a text has numbers that differ each time."""
         if kind not in self._said:
             self._said.add(kind)
             complain(text)
@@ -353,6 +355,10 @@ def where(environ: Callable[[str, str], str]) -> Where | None:
     if not folder.startswith("/") or not (limit.isascii() and limit.isdecimal()):
         return None
     return Where(Path(folder), min(int(limit[:18]), 2**53), environ("SKEP_HOST", "") or "127.0.0.1")
+
+
+def _kind(error: BaseException) -> tuple[object, ...]:
+    return type(error), getattr(error, "errno", None)
 
 
 def _node(memory: Memory) -> int:
