@@ -95,6 +95,18 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Callable[..., Me
     assert {path.name for path in small.folder.iterdir()} <= {"lock"}
 
 
+def test_a_file_that_comes_twice_at_once_is_whole(place: Callable[..., Memory]) -> None:
+    mine = place()
+
+    def second(part: Path) -> None:
+        mine.take_in(KEY, 1, 4, lambda other: other.write_bytes(b"four"))
+        part.write_bytes(b"4444")
+
+    path, size = mine.take_in(KEY, 1, 4, second)
+    assert (path.read_bytes(), size) == (b"4444", 4)
+    assert {each.name for each in mine.folder.iterdir()} == {"lock", path.name}
+
+
 def test_all_jobs_of_a_node_share_the_bound(place: Callable[..., Memory], tmp_path: Path) -> None:
     place(limit=3_000_000).store(state(size=250_000), KEY, 0)
     other = Memory(tmp_path / "n0" / "j8", "j8", 1, 3_000_000)

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,11 +138,11 @@ class Memory:
             OSError: There is no room.
         """
         path = self.path(key, rank)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        # Of this call alone: containers have the same process ids, and a put may come twice.
+        part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
         try:
             with self._locked():
                 self._check(key, size)
-                part.unlink(missing_ok=True)
                 descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
                 try:
                     if size:
