@@ -215,6 +215,18 @@ def test_what_another_node_refuses_is_said(
     assert there.entries() == []
 
 
+def test_a_connection_that_proves_nothing_is_closed_soon(
+    server: tuple[Memory, Server, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PROVE_S", 0.05)
+    _, _, address = server
+    with socket.create_connection(address[:2], 10.0) as peer:  # A wire waits for 20 s.
+        heard = b""
+        while more := peer.recv(1024):
+            heard += more
+    assert len(heard) < 64, "no more than the greeting"
+
+
 def test_a_file_that_goes_before_it_is_read_is_not_made_anew(
     place: Callable[..., Memory],
     server: tuple[Memory, Server, Address],

@@ -34,6 +34,9 @@ TOKEN_BITS = 124
 AT_ONCE = 16
 """Connections that are answered at one time; any more are closed."""
 
+PROVE_S = 2.0
+"""Seconds that a connection has to show that it knows the token: it takes a place meanwhile."""
+
 
 class Address(NamedTuple):
     """Where a rank answers."""
@@ -86,7 +89,7 @@ class Server:
         with peer:
             try:
                 wire = Wire(peer)
-                wire.prove(_text(self.token), "source", "successor")
+                self._prove(wire, peer)
                 request = wire.receive()
                 try:
                     self._do(wire, request)
@@ -98,6 +101,16 @@ class Server:
                 complain(f"a request for copies in memory failed: {describe(error)}")
             finally:
                 self._room.release()
+
+    def _prove(self, wire: Wire, peer: socket.socket) -> None:
+        # A timeout of the socket would begin again with each byte.
+        timer = threading.Timer(PROVE_S, _shut, (peer,))
+        timer.daemon = True
+        timer.start()
+        try:
+            wire.prove(_text(self.token), "source", "successor")
+        finally:
+            timer.cancel()
 
     def _do(self, wire: Wire, request: dict[str, Any]) -> None:
         kind = "put" if "put" in request else "get"
@@ -230,6 +243,11 @@ def _mapped(path: Path, size: int) -> Any:
     finally:
         os.close(descriptor)
     return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def _shut(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It has ended already.
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 def _text(token: int) -> str:
