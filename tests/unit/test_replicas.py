@@ -583,6 +583,17 @@ def test_addresses_and_files_go_over_as_numbers() -> None:
         assert replicas._parse(row) == (77, address, frozenset({(Key(3, 9, 4), 1)}))
 
 
+def test_the_others_hear_of_what_is_whole_on_a_node_first() -> None:
+    path, most = Path("unused"), replicas.FILES_MAX
+    whole = [Entry(3, step, rank, 8, path) for step in (1, 2) for rank in range(8)]
+    parts = [Entry(4, step, 0, 3, path) for step in range(most)]
+    files = replicas._first([*parts, *whole])
+    assert len(files) == most
+    assert [entry.step for entry in files[:17]] == [2] * 8 + [1] * 8 + [most - 1]
+    row = replicas._row(7, Address("127.0.0.1", 1, 1), files)
+    assert (Key(3, 2, 8), 7) in replicas._parse(row).files
+
+
 def test_what_the_agent_says_is_read(tmp_path: Path) -> None:
     told = {"SKEP_REPLICAS": str(tmp_path), "SKEP_REPLICA_BYTES": "1000"}
     assert replicas.where(told.get) == Where(tmp_path, 1000, "127.0.0.1")

@@ -10,6 +10,7 @@ Two boundaries at most are in memory, each on two nodes. Methods that are collec
 
 from __future__ import annotations
 
+import collections
 import functools
 import ipaddress
 import socket
@@ -26,8 +27,9 @@ from skep_job.replicas.memory import Key, Memory, key_of
 from skep_job.state.checkpoint_folder import Checkpoints, Entry, Superseded
 from skep_job.state.snapshot import Snapshot
 
-FILES_MAX = 64
-"""Files of one node that the others hear of: far more than it keeps."""
+FILES_MAX = 256
+"""Files of one node that the others hear of (8 KiB): a whole boundary of as many ranks, which a
+node has after a start with another number of ranks, or far more than it keeps else."""
 AUTO_S = 5.0
 """Seconds between two boundaries at least, where Skep chooses."""
 AUTO_STOOD, AUTO_TOOK = 50.0, 4.0
@@ -319,10 +321,8 @@ class Replicas:
             memory, server = self._memory, self._server
             if memory is not None and server is not None:
                 assert self._where is not None
-                files = sorted(memory.entries(), key=key_of, reverse=True)[:FILES_MAX]
-                return _row(
-                    _node(memory), Address(self._where.host, server.port, server.token), files
-                )
+                address = Address(self._where.host, server.port, server.token)
+                return _row(_node(memory), address, _first(memory.entries()))
         except (OSError, ValueError) as error:
             text = f"this rank keeps no copies in memory: {describe(error)}"
             self._complain(text, "open", *_kind(error))
@@ -355,6 +355,20 @@ def where(environ: Callable[[str, str], str]) -> Where | None:
     if not folder.startswith("/") or not (limit.isascii() and limit.isdecimal()):
         return None
     return Where(Path(folder), min(int(limit[:18]), 2**53), environ("SKEP_HOST", "") or "127.0.0.1")
+
+
+def _first(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the files that the others hear of: first boundaries that are whole here, newest first.
+
+    Files of boundaries that failed must not take their place.
+    """
+    found = collections.Counter(map(key_of, entries))
+
+    def order(entry: Entry) -> tuple[bool, Key, int]:
+        key = key_of(entry)
+        return found[key] >= key.world, key, entry.rank
+
+    return sorted(entries, key=order, reverse=True)[:FILES_MAX]
 
 
 def _kind(error: BaseException) -> tuple[object, ...]:
