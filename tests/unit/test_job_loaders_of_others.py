@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import io
 import random
 import tarfile
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,3 +247,60 @@ def test_a_data_set_that_has_to_be_told_its_place_is_read_again() -> None:
         return DataLoader(Asking(), batch_size=None)
 
     assert len(check(train(make), some=AGAIN)) == EPOCHS * ROWS // 4
+
+
+def test_passes_over_what_counts_nothing_leave_nothing_behind() -> None:
+    class Source(list[int]):
+        """A list that can be referred to weakly."""
+
+    known = own_counts.Known()
+    sources = [Source([number]) for number in range(5)]
+    alive: list[weakref.ref[Any]] = [weakref.ref(source) for source in sources]
+    for number, source in enumerate(sources):
+        known.meet(f"{number}.0", source)
+    del source, sources
+    gc.collect()
+    assert [each() for each in alive] == [None] * 5
+    assert known.save() == {}
+    stays: Any = DataLoader(TensorDataset(torch.zeros(2)), num_workers=1, persistent_workers=True)
+    assert not known.meet("5.0", stays).again
+    alive = [weakref.ref(stays)]
+    del stays
+    gc.collect()
+    assert [each() for each in alive] == [None], "its workers end with it"
+    assert known.save() == {"5.0": None}
+
+
+def test_places_of_passes_are_bounded_and_the_last_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counts:
+        unsure = ""
+
+        def __init__(self, source: list[int]) -> None:
+            self._source = source
+
+        def take(self) -> int:
+            return self._source[0]
+
+        def put(self, counted: int) -> None:
+            self._source[0] = counted
+
+        def begun(self) -> None: ...
+
+    monkeypatch.setattr(own_counts, "counts_of", Counts)
+    most = own_counts.KNOWN_MAX
+    known = own_counts.Known()
+    for number in range(most + 3):
+        known.meet(f"{number}.0", [number])
+    saved = known.save()
+    assert saved == {f"{number}.0": number for number in range(3, most + 3)}
+    later = own_counts.Known()
+    later.load(saved)
+    source = [0]
+    assert later.meet("5.0", source).again
+    assert source == [5]
+    assert len(later.save()) == most
+    later.meet("900.0", [900])
+    assert len(later.save()) == most
+    assert {"5.0", "900.0"} <= set(later.save())

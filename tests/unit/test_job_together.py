@@ -78,3 +78,26 @@ def test_an_order_that_came_while_the_others_left_is_not_forgotten(
     assert together.left_over() is None
     control.take({"type": "checkpoint", "order": 2})
     assert control.due, "it waits for nobody"
+
+
+@pytest.mark.parametrize("copied, whole", [((5, 5), 5), ((5, 10), -1), ((-1, 10), -1)])
+def test_a_boundary_is_whole_if_it_is_the_last_copy_of_all(
+    monkeypatch: pytest.MonkeyPatch, copied: tuple[int, int], whole: int
+) -> None:
+    """Else one whose copy failed on a rank counts, once that rank has a newer one."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
+    others.world = 2
+    rows: list[list[int]] = []
+    agreed = []
+    for number in copied + copied:  # First each one says what it has, then it hears of both.
+        together = Together(Control())
+        together.begin()
+
+        def reduce(numbers: list[int], how: str) -> list[int]:
+            assert how == "MAX"
+            rows.append(numbers)
+            return [max(each) for each in zip(*rows, strict=True)]
+
+        monkeypatch.setattr(together, "_reduce", reduce)
+        agreed.append(together.boundary(checkpoint=False, end=False, copied=number).copied)
+    assert agreed[-2:] == [whole, whole]

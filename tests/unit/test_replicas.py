@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -9,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from skep_job.cooperate.cooperation import Cooperation, Options
 from skep_job.replicas import exchange, memory, replicas, ring
 from skep_job.replicas.exchange import Address, Server
 from skep_job.replicas.memory import Key, Memory
@@ -64,7 +68,7 @@ def state(value: int = 1, size: int = 1000) -> Snapshot:
 @pytest.fixture
 def place(tmp_path: Path) -> Callable[..., Memory]:
     def make(name: str = "n0", attempt: int = 3, limit: int = LIMIT, **more: Any) -> Memory:
-        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
         return Memory(tmp_path / name / "j7", "j7", attempt, limit, **more)
 
     return make
@@ -89,6 +93,18 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Callable[..., Me
         scarce.store(state(), KEY, 0)
     assert [*small.entries(), *scarce.entries()] == []
     assert {path.name for path in small.folder.iterdir()} <= {"lock"}
+
+
+def test_a_file_that_comes_twice_at_once_is_whole(place: Callable[..., Memory]) -> None:
+    mine = place()
+
+    def second(part: Path) -> None:
+        mine.take_in(KEY, 1, 4, lambda other: other.write_bytes(b"four"))
+        part.write_bytes(b"4444")
+
+    path, size = mine.take_in(KEY, 1, 4, second)
+    assert (path.read_bytes(), size) == (b"4444", 4)
+    assert {each.name for each in mine.folder.iterdir()} == {"lock", path.name}
 
 
 def test_all_jobs_of_a_node_share_the_bound(place: Callable[..., Memory], tmp_path: Path) -> None:
@@ -121,6 +137,43 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match="of another account"):
         Memory(tmp_path / "link", "j7", 1, LIMIT)
+    with pytest.raises(OSError, match="of another account"):
+        Memory(tmp_path / "link" / "j7", "j7", 1, LIMIT)
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o720])
+def test_a_folder_that_others_could_replace_is_refused(tmp_path: Path, mode: int) -> None:
+    parent, folder = tmp_path / "n0", tmp_path / "n0" / "j7"
+    parent.mkdir()
+    parent.chmod(mode)
+    with pytest.raises(OSError, match=r"other accounts may write to it: chmod go-w: '.*/n0'"):
+        Memory(folder, "j7", 1, LIMIT)
+    assert not folder.exists()
+    parent.chmod(0o755)
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(OSError, match="other accounts may write to it"):
+        Memory(folder, "j7", 1, LIMIT)
+
+
+def test_the_folder_above_is_this_users_or_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n0" / "j7").mkdir(mode=0o700, parents=True)
+    real, owners = Path.lstat, {"n0": 0, "j7": 1000}
+
+    def lstat(path: Path) -> os.stat_result:
+        fields = list(real(path))
+        fields[4] = owners[path.name]
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    Memory(tmp_path / "n0" / "j7", "j7", 1, LIMIT)
+    owners["n0"] = 1001
+    with pytest.raises(OSError, match=r"it is of another account.*/n0'"):
+        Memory(tmp_path / "n0" / "j7", "j7", 1, LIMIT)
 
 
 @pytest.fixture
@@ -160,6 +213,55 @@ def test_what_another_node_refuses_is_said(
     with pytest.raises(Broken, match="No such file"):
         exchange.get(address, here, Key(3, 99, 4), 0)
     assert there.entries() == []
+
+
+def test_a_connection_that_proves_nothing_is_closed_soon(
+    server: tuple[Memory, Server, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PROVE_S", 0.05)
+    _, _, address = server
+    with socket.create_connection(address[:2], 10.0) as peer:  # A wire waits for 20 s.
+        heard = b""
+        while more := peer.recv(1024):
+            heard += more
+    assert len(heard) < 64, "no more than the greeting"
+
+
+def test_a_file_that_goes_before_it_is_read_is_not_made_anew(
+    place: Callable[..., Memory],
+    server: tuple[Memory, Server, Address],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, (there, _, address) = place(), server
+    path, size = there.store(state(), KEY, 1)
+    mapped = exchange._mapped
+
+    def late(file: Path, size: int) -> Any:
+        path.unlink()
+        return mapped(file, size)
+
+    monkeypatch.setattr(exchange, "_mapped", late)
+    with pytest.raises(Broken, match="No such file"):
+        exchange.get(address, here, KEY, 1)
+    assert [*here.entries(), *there.entries()] == []
+    path.write_bytes(b"x" * (size - 1))
+    with pytest.raises(OSError, match=f"it has {size - 1} bytes, and {size} are wanted"):
+        mapped(path, size)
+
+
+def test_a_file_is_mapped_for_as_long_as_its_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(5000))
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(path))
+
+    tensor = exchange._mapped(path, 5000)
+    tensor[4999] = 7
+    assert path.read_bytes()[-2:] == b"\0\7"
+    assert mappings() == 1
+    del tensor
+    assert mappings() == 0
 
 
 @pytest.mark.parametrize(
@@ -239,7 +341,7 @@ class Gang:
 def ranks_of(tmp_path: Path, nodes: list[str], attempt: int) -> list[Replicas]:
     found = []
     for node in nodes:
-        (tmp_path / node).mkdir(exist_ok=True)
+        (tmp_path / node).mkdir(mode=0o700, exist_ok=True)
         where = Where(tmp_path / node / "j7", LIMIT, "127.0.0.1") if node else None
         found.append(Replicas(where, "j7", attempt, 1.0, auto=False))
     return found
@@ -312,14 +414,47 @@ def test_a_rank_without_memory_leaves_all_without_copies(
     assert gang.each(lambda rank, _: ranks[rank].found()) == [[], []]
 
 
+def agree(ranks: list[Replicas]) -> None:
+    """Have the ranks hear what `Together.boundary` makes of what they say."""
+    lowest, *_, highest = sorted(each.say(False)[1] for each in ranks)
+    for each in ranks:
+        each.heard(lowest if lowest == highest else -1)
+
+
+def test_the_only_whole_boundary_stays_while_ranks_fail_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    gang = meet(ranks)
+    fails: set[tuple[int, int]] = {(5, 0), (10, 1), (15, 0), (15, 1)}
+    store = Memory.store
+
+    def full(self: Memory, snapshot: Snapshot, key: Key, rank: int) -> Any:
+        if (key.step, rank) in fails:
+            raise OSError(errno.ENOSPC, "it does not fit")
+        return store(self, snapshot, key, rank)
+
+    monkeypatch.setattr(Memory, "store", full)
+
+    def copy(rank: int, step: int) -> None:
+        with contextlib.suppress(OSError):
+            ranks[rank].copying(step)(state())
+
+    for step in (3, 5, 10, 15, 20):
+        agree(ranks)
+        gang.each(lambda rank, _: copy(rank, step))  # noqa: B023
+        later = ranks_of(tmp_path, ["a", "b"], 3)
+        meet(later)
+        whole = 20 if step == 20 else 3
+        assert later[0].found()[0] == Key(3, whole, 2)
+
+
 def test_two_boundaries_at_most_are_kept(tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path, ["a", "b"], 3)
     gang = meet(ranks)
 
     def copy(step: int) -> None:
-        whole = min(each.say(False)[1] for each in ranks)
-        for each in ranks:
-            each.heard(whole)
+        agree(ranks)
         gang.each(lambda rank, _: ranks[rank].copying(step)(state()))
 
     for step in (3, 4, 5):
@@ -343,6 +478,59 @@ def test_a_copy_of_a_gang_that_is_no_more_does_not_count(tmp_path: Path) -> None
         late(state())
 
 
+def test_a_rank_that_is_alone_copies_no_more_and_keeps_what_it_has_until_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(4)(state()))
+    one = ranks[0]
+
+    def files() -> list[Entry]:
+        return entries_of(tmp_path / "a" / "j7")
+
+    one.on_disk()
+    assert len(files()) == 2, "a gang keeps its copies"
+    port = one._server.port  # type: ignore[union-attr]
+    alone = SimpleNamespace(
+        _options=Options(replicas_every="auto"),
+        _split=True,
+        _elastic=None,
+        _together=SimpleNamespace(alone=True),
+        _replicas=one,
+    )
+    Cooperation._meet(alone)  # type: ignore[arg-type]
+    assert not one.active
+    assert one.say(False) == (False, -1)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5.0)
+    assert len(files()) == 2
+    one.on_disk()
+    assert files() == []
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(5)(state()))
+    assert one.say(False) == (False, 5)
+    assert {entry.rank for entry in files()} == {0, 1}
+
+
+def test_a_newcomer_keeps_what_its_node_has_of_the_gang_before_until_a_newer_one_is_whole(
+    tmp_path: Path,
+) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks).each(lambda rank, _: ranks[rank].copying(4)(state()))
+    ranks += ranks_of(tmp_path, ["b"], 3)
+    meet(ranks)
+
+    def steps() -> set[tuple[int, int]]:
+        return {(entry.step, entry.rank) for entry in entries_of(tmp_path / "b" / "j7")}
+
+    ranks[2].copying(5)(state())
+    assert steps() == {(4, 0), (4, 1), (5, 2)}
+    for rank in (0, 1):
+        ranks[rank].copying(5)(state())
+    agree(ranks)
+    ranks[2].copying(6)(state())
+    assert steps() == {(5, 0), (5, 1), (5, 2), (6, 2)}
+
+
 def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -363,6 +551,29 @@ def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPa
     assert one.say(False) == (False, -1)
 
 
+@pytest.mark.parametrize("every_s, then", [(1800.0, 1800.0), (400.0, 600.0), (1.0, 5.0)])
+def test_the_time_between_copies_grows_while_they_fail(
+    monkeypatch: pytest.MonkeyPatch, every_s: float, then: float
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    one = Replicas(None, "j7", 3, every_s, auto=False)
+    one.finished(3, OSError(errno.ENOSPC, "it does not fit"), 0)
+    assert one._next_at == 100.0 + then
+    one.finished(4, 0.5, 0)
+    assert one._next_at == 100.0 + every_s
+
+
+def test_each_kind_of_failure_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    one = Replicas(None, "j7", 3, 1.0, auto=False)
+    for step in (3, 4):
+        one.finished(step, OSError(errno.ENOSPC, f"{step}000 bytes do not fit"), 0)
+        one.finished(step, OSError(errno.ECONNREFUSED, "nobody listens"), 0)
+        one.finished(step, Broken(f"{step} was damaged on its way"), 0)
+    said = capfd.readouterr().err
+    assert said.count("no copy in memory after mini-batch 3: ") == 3
+    assert "mini-batch 4" not in said
+
+
 def test_addresses_and_files_go_over_as_numbers() -> None:
     path = Path("unused")
     for host in ("10.1.2.3", "2001:db8::17"):
@@ -370,6 +581,17 @@ def test_addresses_and_files_go_over_as_numbers() -> None:
         row = replicas._row(77, address, [Entry(3, 9, 1, 4, path)])
         assert all(0 <= number < 2**63 for number in row)
         assert replicas._parse(row) == (77, address, frozenset({(Key(3, 9, 4), 1)}))
+
+
+def test_the_others_hear_of_what_is_whole_on_a_node_first() -> None:
+    path, most = Path("unused"), replicas.FILES_MAX
+    whole = [Entry(3, step, rank, 8, path) for step in (1, 2) for rank in range(8)]
+    parts = [Entry(4, step, 0, 3, path) for step in range(most)]
+    files = replicas._first([*parts, *whole])
+    assert len(files) == most
+    assert [entry.step for entry in files[:17]] == [2] * 8 + [1] * 8 + [most - 1]
+    row = replicas._row(7, Address("127.0.0.1", 1, 1), files)
+    assert (Key(3, 2, 8), 7) in replicas._parse(row).files
 
 
 def test_what_the_agent_says_is_read(tmp_path: Path) -> None:

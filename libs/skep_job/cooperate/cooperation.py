@@ -283,11 +283,15 @@ class Cooperation:
         self._require_memory(state)
         assert self._run is not None
         copy = self._replicas.copying(step) if self._replicas.active else None
+        alone = folder is None and self._together.alone  # A part among others is not all of it.
 
         def write(state: Snapshot) -> Any:
             if copy is not None:
                 self._copy_first(copy, state, step)
-            return checkpoints.save(state, step, folder)
+            saved = checkpoints.save(state, step, folder)
+            if alone:
+                self._replicas.on_disk()
+            return saved
 
         self._later.begin(state, self._run.tracked, write, done, since_ns)
 
@@ -397,6 +401,8 @@ class Cooperation:
         fits = self._split or (chosen and self._elastic is None)
         if fits and self._replicas.wanted and not self._together.alone:
             self._replicas.meet(self._together, *self._seat())
+        else:
+            self._replicas.part()
 
     def _check_versions(self) -> None:
         """Check that the ranks can exchange parts of their state.

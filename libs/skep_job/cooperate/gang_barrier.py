@@ -35,7 +35,8 @@ class Agreed(NamedTuple):
     copy: bool = False
     """Whether the state is copied to the memory of the gang's nodes."""
     copied: int = -1
-    """The mini-batches after which every rank has made a copy; below 0: not every one has."""
+    """The mini-batches after which the last copy of every rank was made; below 0: of not every one,
+    or these are not the same."""
 
 
 class Together:
@@ -96,7 +97,8 @@ class Together:
             checkpoint: Whether this rank has a checkpoint to write.
             end: Whether this rank was told to end.
             copy: Whether this rank is ready to copy its state to memory.
-            copied: The mini-batches after which this rank has made its last copy.
+            copied: The mini-batches after which this rank has made its last copy; below 0: it
+                failed, or is on its way.
         """
         self._left -= 1
         if self._left > 0:
@@ -105,7 +107,7 @@ class Together:
         order = _order(held)
         now = time.monotonic_ns()
         step_ns = (now - self._since_ns) // self._stride
-        mine = [order, -order, int(checkpoint), int(end), step_ns, -int(copy), -copied]
+        mine = [order, -order, int(checkpoint), int(end), step_ns, -int(copy), copied, -copied]
         numbers = self._reduce(mine, "MAX")
         if numbers is None:
             return Agreed(None, checkpoint, end)
@@ -113,7 +115,9 @@ class Together:
         self._stride = min(max(EVERY_NS // max(numbers[4], 1), 1), STRIDE_MAX)
         self._left = self._stride
         self._since_ns = time.monotonic_ns()
-        agreed = Agreed(None, numbers[2] > 0, numbers[3] > 0, numbers[5] < 0, -numbers[6])
+        agreed = Agreed(None, numbers[2] > 0, numbers[3] > 0, numbers[5] < 0)
+        if numbers[6] == -numbers[7]:
+            agreed = agreed._replace(copied=numbers[6])
         if 0 < lowest == highest:
             self._control.held = None
             return agreed._replace(order=held)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 DEPTH_MAX = 8
 """Pipelines within pipelines."""
+KNOWN_MAX = 64
+"""Places of passes that are kept and saved: those that passes were at last."""
 
 NO_SEED = (
     "a shuffle of this WebDataset has no seed: a job that goes on in the middle of a pass reads "
@@ -54,14 +57,15 @@ class Counts(Protocol):
 class Met(NamedTuple):
     """What is known of what a pass begins over."""
 
-    source: Any
+    source: Callable[[], Any]
+    """Returns the source, or None once nothing else has it: it may have processes."""
     counts: Counts | None
     again: bool
     """Whether an earlier process had a pass over it, and this one has not."""
 
 
 class Known:
-    """What passes have been over, by where in the script these are."""
+    """What passes have been over, by where in the script these are: only what a later one needs."""
 
     def __init__(self) -> None:
         self._known: dict[str, Met] = {}
@@ -74,10 +78,12 @@ class Known:
     def save(self) -> dict[str, Any]:
         """Return what each has counted, for the encoder of states; None: it does not count."""
         counted = {where: met.counts and met.counts.take() for where, met in self._known.items()}
-        return self._saved | counted
+        return dict([*self._saved.items(), *counted.items()][-KNOWN_MAX:])
 
     def meet(self, where: str, source: Any) -> Met:
         """Return what is known of `source`, whose counts are set as in the earlier process.
+
+        A source that counts nothing, and whose workers do not stay, is not kept.
 
         Args:
             where: The place of the pass in the script.
@@ -85,15 +91,26 @@ class Known:
         """
         again = where in self._saved
         saved = self._saved.pop(where, None)
-        met = next((each for each in self._known.values() if each.source is source), None)
+        met = next((each for each in self._known.values() if each.source() is source), None)
         if met is None:
-            met = Met(source, counts_of(source), again)
+            met = Met(_reference(source), counts_of(source), again)
             if met.counts is not None and saved is not None:
                 met.counts.put(saved)
         else:
             met = met._replace(again=False)
-        self._known[where] = met
+        self._known.pop(where, None)  # What was met last comes last.
+        if met.counts is not None or keeping_workers(source) is not None:
+            self._known[where] = met
+            if len(self._known) > KNOWN_MAX:
+                del self._known[next(iter(self._known))]
         return met
+
+
+def _reference(source: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(source)
+    except TypeError:  # Such as a list.
+        return lambda: source
 
 
 def counts_of(source: Any) -> Counts | None:

@@ -13,6 +13,9 @@ alone: they hear it over their process group.
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
+import os
 import secrets
 import socket
 import threading
@@ -30,6 +33,9 @@ TOKEN_BITS = 124
 """Two numbers of 62 bits, which go over a process group."""
 AT_ONCE = 16
 """Connections that are answered at one time; any more are closed."""
+
+PROVE_S = 2.0
+"""Seconds that a connection has to show that it knows the token: it takes a place meanwhile."""
 
 
 class Address(NamedTuple):
@@ -83,7 +89,7 @@ class Server:
         with peer:
             try:
                 wire = Wire(peer)
-                wire.prove(_text(self.token), "source", "successor")
+                self._prove(wire, peer)
                 request = wire.receive()
                 try:
                     self._do(wire, request)
@@ -95,6 +101,16 @@ class Server:
                 complain(f"a request for copies in memory failed: {describe(error)}")
             finally:
                 self._room.release()
+
+    def _prove(self, wire: Wire, peer: socket.socket) -> None:
+        # A timeout of the socket would begin again with each byte.
+        timer = threading.Timer(PROVE_S, _shut, (peer,))
+        timer.daemon = True
+        timer.start()
+        try:
+            wire.prove(_text(self.token), "source", "successor")
+        finally:
+            timer.cancel()
 
     def _do(self, wire: Wire, request: dict[str, Any]) -> None:
         kind = "put" if "put" in request else "get"
@@ -206,10 +222,32 @@ def _read(body: Any) -> tuple[Key, int]:
 
 
 def _mapped(path: Path, size: int) -> Any:
-    """Return a file's bytes as a tensor; what is written there is written to the file."""
+    """Return a file's bytes as a tensor; what is written there is written to the file.
+
+    Args:
+        path: The file, which is there.
+        size: Its bytes, or those of them that are wanted, from the first on; at least 1.
+
+    Raises:
+        OSError: It is not there, or has fewer bytes.
+    """
     import torch
 
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        has = os.fstat(descriptor).st_size
+        if not 0 < size <= has:
+            reason = f"it has {has} bytes, and {size} are wanted"
+            raise OSError(errno.EINVAL, reason, str(path))
+        mapped = mmap.mmap(descriptor, size)  # Unmapped with the tensor, which alone refers to it.
+    finally:
+        os.close(descriptor)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def _shut(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It has ended already.
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 def _text(token: int) -> str:

@@ -15,6 +15,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,12 +71,12 @@ class Memory:
             free: Returns the bytes of memory that are available; None: asks the kernel.
 
         Raises:
-            OSError: The folder cannot be made, or is another account's.
+            OSError: The folder cannot be made, is another account's, or is where others can put
+                another in its place.
         """
+        _require_own(folder.parent, {os.geteuid(), 0})  # Root's in a container.
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid != os.geteuid() or folder.is_symlink():
-            raise OSError(errno.EACCES, "it is of another account", str(folder))
+        _require_own(folder, {os.geteuid()})
         self.folder, self.limit = folder, limit
         self._job, self._attempt = job, attempt
         self._free = free or available
@@ -136,11 +138,11 @@ class Memory:
             OSError: There is no room.
         """
         path = self.path(key, rank)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        # Of this call alone: containers have the same process ids, and a put may come twice.
+        part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
         try:
             with self._locked():
                 self._check(key, size)
-                part.unlink(missing_ok=True)
                 descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
                 try:
                     if size:
@@ -195,6 +197,25 @@ class Memory:
             yield
         finally:
             os.close(descriptor)
+
+
+def _require_own(folder: Path, accounts: set[int]) -> None:
+    """Require a folder that no other account can change.
+
+    Args:
+        folder: The folder; it is no link.
+        accounts: The accounts that it may be of.
+
+    Raises:
+        OSError: It is another one.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in accounts:
+        reason = "it is of another account, or no folder: remove it"
+        raise OSError(errno.EACCES, reason, str(folder))
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        reason = "other accounts may write to it: chmod go-w"
+        raise OSError(errno.EACCES, reason, str(folder))
 
 
 def available(path: str = "/proc/meminfo") -> int:

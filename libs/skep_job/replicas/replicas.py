@@ -3,13 +3,14 @@
     meet      every rank hears where the others are, and which files their nodes have
     fetch     at a start: what a node lacks of a boundary comes from a node that has it
     boundary  all ranks are ready, so that all copy the same one: to their node, then to the next
-    whole     the newest boundary whose copies all ranks have made; what is older goes then
+    whole     the newest boundary that was the last copy of all ranks; what is older goes then
 
 Two boundaries at most are in memory, each on two nodes. Methods that are collective say so.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import ipaddress
 import socket
@@ -26,14 +27,15 @@ from skep_job.replicas.memory import Key, Memory, key_of
 from skep_job.state.checkpoint_folder import Checkpoints, Entry, Superseded
 from skep_job.state.snapshot import Snapshot
 
-FILES_MAX = 64
-"""Files of one node that the others hear of: far more than it keeps."""
+FILES_MAX = 256
+"""Files of one node that the others hear of (8 KiB): a whole boundary of as many ranks, which a
+node has after a start with another number of ranks, or far more than it keeps else."""
 AUTO_S = 5.0
 """Seconds between two boundaries at least, where Skep chooses."""
 AUTO_STOOD, AUTO_TOOK = 50.0, 4.0
 """Then also so many times what the training stood still, and what the copy took beside it."""
 PAUSE_MAX_S = 600.0
-"""What an interval grows to while copies fail."""
+"""What an interval grows to while copies fail, unless it is longer from the start."""
 
 _BITS = 62
 _HOST_NUMBERS = 3
@@ -107,9 +109,10 @@ class Replicas:
         self._server: Server | None = None
         self._gang = _Gang(0, 0, [])
         self._active = False
-        self._done = -1
+        self._done = (self._gang, -1)
+        """The last copy, if it succeeded: the gang that it is of, and the mini-batches."""
         self._newest: Key | None = None
-        self._said: set[str] = set()
+        self._said: set[tuple[object, ...]] = set()
 
     @property
     def active(self) -> bool:
@@ -124,15 +127,34 @@ class Replicas:
             rank: This rank.
             world: How many ranks there are.
         """
-        self._active, self._done = False, -1
+        self._active = False
         self._gang = _Gang(rank, world, [_parse(row) for row in group.of_all(self._row())])
+        whole, _ = self._whole()
+        if whole:  # A newcomer's node may be one of a former gang, whose newest stays too.
+            self._newest = whole[0]
         nodes = self._gang.nodes
         why = ring.why_none(nodes)
         self._active = not why
         if why and 0 in nodes and any(nodes):
-            self._complain(f"no copies are kept in the memory of other nodes: {why}")
+            self._complain(f"no copies are kept in the memory of other nodes: {why}", why)
         self._between_s = self._every_s
         self._next_at = time.monotonic() + self._between_s
+
+    def part(self) -> None:
+        """Take it that there are no others any more; what is in memory stays until `on_disk`."""
+        self._active, self._newest = False, None
+        self._gang = _Gang(0, 0, [])
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def on_disk(self) -> None:
+        """Remove what is in memory if there are no others: the disk has a newer state, whole.
+
+        On any thread.
+        """
+        if not self._gang.ranks and self._memory is not None:
+            self._memory.prune(set())
 
     # --- at a start -------------------------------------------------------------------------------
 
@@ -141,21 +163,29 @@ class Replicas:
 
         The same on every rank.
         """
+        found, missing = self._whole()
+        for key, rank in missing:
+            if not found or key > found[0]:
+                complain(
+                    f"{key} is passed over: "
+                    f"the copy of rank {rank} of {key.world} is on no node of this attempt"
+                )
+        return found
+
+    def _whole(self) -> tuple[list[Key], list[tuple[Key, int]]]:
+        """Return boundaries that are whole, and others with a rank that they lack; newest first."""
         ranks: dict[Key, set[int]] = {}
         for each in self._gang.ranks:
             for key, rank in each.files:
                 ranks.setdefault(key, set()).add(rank)
-        found: list[Key] = []
+        found, missing = [], []
         for key in sorted(ranks, reverse=True):
-            missing = sorted(set(range(key.world)) - ranks[key])
-            if not missing:
+            lacks = set(range(key.world)) - ranks[key]
+            if lacks:
+                missing.append((key, min(lacks)))
+            else:
                 found.append(key)
-            elif not found:
-                complain(
-                    f"{key} is passed over: "
-                    f"the copy of rank {missing[0]} of {key.world} is on no node of this attempt"
-                )
-        return found
+        return found, missing
 
     def fetch(self, key: Key, group: Group) -> tuple[Checkpoints, Entry] | None:
         """Have this node get what its ranks need of a boundary. Collective.
@@ -201,13 +231,18 @@ class Replicas:
     # --- at a boundary ----------------------------------------------------------------------------
 
     def say(self, busy: bool) -> tuple[bool, int]:
-        """Return whether this rank is ready to copy a boundary, and the last one that it has.
+        """Return whether this rank is ready to copy a boundary, and the last one that it copied.
 
         Args:
             busy: Whether something is being copied or written.
+
+        Returns:
+            The second is below 0 if the last copy failed, is on its way, or is of another gang:
+            what came before it may be removed on this node.
         """
         ready = self._active and not busy and time.monotonic() >= self._next_at
-        return ready, self._done
+        gang, done = self._done
+        return ready, done if gang is self._gang else -1
 
     def heard(self, whole: int) -> None:
         """Take in which boundary all ranks have.
@@ -230,7 +265,7 @@ class Replicas:
         return functools.partial(self._store, self._gang, self._newest, step)
 
     def _store(self, gang: _Gang, newest: Key | None, step: int, state: Snapshot) -> float:
-        """Keep a copy, after what is older than the newest whole boundary is removed.
+        """Keep a copy; before that remove all but the newest whole boundary.
 
         Args:
             gang: The ranks that copy this boundary.
@@ -246,12 +281,14 @@ class Replicas:
         assert self._memory is not None
         since = time.monotonic()
         key = Key(self._attempt, step, gang.world)
-        self._memory.prune({key} if newest is None else {newest, key})
+        if gang is self._gang:  # Else another gang has found since what is whole.
+            self._done = (gang, -1)  # The last one goes now, unless it is the newest whole.
+            self._memory.prune({key} if newest is None else {newest, key})
         self._memory.store(state, key, gang.rank)
         keeper = ring.keeper(gang.rank, gang.nodes)
         exchange.put(gang.ranks[keeper].address, self._memory, key, gang.rank)
         if gang is self._gang:  # Else that boundary is one of a gang that is no more.
-            self._done = step
+            self._done = (gang, step)
         return time.monotonic() - since
 
     def finished(self, step: int, outcome: object, stood_ns: int) -> None:
@@ -263,8 +300,10 @@ class Replicas:
             stood_ns: For how long the training stood still.
         """
         if isinstance(outcome, BaseException):
-            self._complain(f"no copy in memory after mini-batch {step}: {describe(outcome)}")
-            self._between_s = min(max(2 * self._between_s, AUTO_S), PAUSE_MAX_S)
+            text = f"no copy in memory after mini-batch {step}: {describe(outcome)}"
+            self._complain(text, "copy", *_kind(outcome))
+            longest = max(PAUSE_MAX_S, self._every_s)
+            self._between_s = min(max(2 * self._between_s, AUTO_S), longest)
             if isinstance(outcome, Superseded):
                 self._between_s = float("inf")
         elif self._auto and isinstance(outcome, float):
@@ -282,12 +321,11 @@ class Replicas:
             memory, server = self._memory, self._server
             if memory is not None and server is not None:
                 assert self._where is not None
-                files = sorted(memory.entries(), key=key_of, reverse=True)[:FILES_MAX]
-                return _row(
-                    _node(memory), Address(self._where.host, server.port, server.token), files
-                )
+                address = Address(self._where.host, server.port, server.token)
+                return _row(_node(memory), address, _first(memory.entries()))
         except (OSError, ValueError) as error:
-            self._complain(f"this rank keeps no copies in memory: {describe(error)}")
+            text = f"this rank keeps no copies in memory: {describe(error)}"
+            self._complain(text, "open", *_kind(error))
         return [0] * _ROW
 
     def _open(self) -> None:
@@ -300,8 +338,8 @@ class Replicas:
     def _may_put(self, key: Key, rank: int) -> bool:
         return key[::2] == (self._attempt, self._gang.world) and rank < key.world
 
-    def _complain(self, text: str) -> None:
-        kind = text.partition(": ")[2]
+    def _complain(self, text: str, *kind: object) -> None:
+        """Say something once for each kind: a text has numbers that differ each time."""
         if kind not in self._said:
             self._said.add(kind)
             complain(text)
@@ -317,6 +355,24 @@ def where(environ: Callable[[str, str], str]) -> Where | None:
     if not folder.startswith("/") or not (limit.isascii() and limit.isdecimal()):
         return None
     return Where(Path(folder), min(int(limit[:18]), 2**53), environ("SKEP_HOST", "") or "127.0.0.1")
+
+
+def _first(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the files that the others hear of: first boundaries that are whole here, newest first.
+
+    Files of boundaries that failed must not take their place.
+    """
+    found = collections.Counter(map(key_of, entries))
+
+    def order(entry: Entry) -> tuple[bool, Key, int]:
+        key = key_of(entry)
+        return found[key] >= key.world, key, entry.rank
+
+    return sorted(entries, key=order, reverse=True)[:FILES_MAX]
+
+
+def _kind(error: BaseException) -> tuple[object, ...]:
+    return type(error), getattr(error, "errno", None)
 
 
 def _node(memory: Memory) -> int:
