@@ -326,7 +326,8 @@ def settle(part: PartState, drive: Drive, changed: MemberChanged, event: int) ->
         host_bytes=host_bytes,
         released=released,
         share_due=due,
-        stood_until=None if done or not isinstance(change, Checkpoint) else part.stood_until,
+        # One that was only to be made while it trains says nothing of whether it does.
+        stood_until=part.stood_until if change == Checkpoint(trains=True) and not done else None,
     )
 
 
