@@ -41,6 +41,8 @@ HOMES = [rank // PER_NODE for rank in range(RANKS)]
 SMALL = {"layers": 1, "sizes": [1, RANKS], "copies": 0.001, "agree_ns": -1}
 """Every boundary is copied, unless the one before is still on its way."""
 MEMORY = Path("/dev/shm")
+STOPPED_S = 15.0
+"""Until the rest of a gang is killed, as the allocator has it stopped when one rank has ended."""
 
 
 class Loss(NamedTuple):
@@ -124,7 +126,11 @@ def gone_on(
     """
     assert of.memory is not None
     for member in members:
-        member.process.wait(END_S)
+        try:
+            member.process.wait(STOPPED_S)
+        except subprocess.TimeoutExpired:  # gloo may wait for a rank that is gone.
+            member.process.kill()
+            member.process.wait(END_S)
     statuses = [member.end() for member in members]
     alive = [m for n, m in enumerate(members) if n not in victims]
     if not all(statuses):  # The loss came after the end of the training.
