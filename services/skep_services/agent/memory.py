@@ -8,6 +8,9 @@ from skep.machines.agent.machine import HOST_SHARE
 from skep_services.service import ConfigurationError
 
 VARIABLE = "SKEP_HOST_STATE_BYTES"
+DIGITS_MAX = 20
+TEXT_MAX = 100
+"""What of a wrong value an error shows."""
 KEPT_FREE = 8
 """One part in so many of what is available stays free: the jobs that run meanwhile allocate too."""
 
@@ -24,12 +27,30 @@ def host_budget(environment: Mapping[str, str], memory: int) -> int:
     Raises:
         ConfigurationError: SKEP_HOST_STATE_BYTES is no number, or is more than there is.
     """
-    text = environment.get(VARIABLE, "")
+    return bytes_said(environment, VARIABLE, memory // HOST_SHARE, memory)
+
+
+def bytes_said(
+    environment: Mapping[str, str], variable: str, usual: int, most: int, hint: str = ""
+) -> int:
+    """Return the bytes that a variable allows.
+
+    Args:
+        environment: The agent's environment.
+        variable: Its name.
+        usual: The bytes where it is not set.
+        most: The most that it may say (bytes).
+        hint: What is added to the error.
+
+    Raises:
+        ConfigurationError: It is no number, or is more than `most`.
+    """
+    text = environment.get(variable, "")
     if not text:
-        return memory // HOST_SHARE
-    if text.isascii() and text.isdecimal() and int(text) <= memory:
+        return usual
+    if text.isascii() and text.isdecimal() and len(text) < DIGITS_MAX and int(text) <= most:
         return int(text)
-    message = f"{VARIABLE} is {text!r}: it must be a number of bytes up to {memory}"
+    message = f"{variable} is {text[:TEXT_MAX]!r}: it must be a number of bytes up to {most}{hint}"
     raise ConfigurationError(message)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from skep.ids import job_sequence
 from skep.wire.commands import BindJob
-from skep_services.service import ConfigurationError
+from skep_services.agent.memory import bytes_said
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,7 @@ def replica_bytes(environment: Mapping[str, str], memory: int) -> int:
     Raises:
         ConfigurationError: SKEP_REPLICA_BYTES is no number, or is more than there is.
     """
-    text = environment.get(VARIABLE, "")
-    if not text:
-        return memory // SHARE
-    if text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= memory:
-        return int(text)
-    message = f"{VARIABLE} is {text!r}: it must be a number of bytes up to {memory}; 0 is for none"
-    raise ConfigurationError(message)
+    return bytes_said(environment, VARIABLE, memory // SHARE, memory, "; 0 is for none")
 
 
 class Replicas:
