@@ -23,7 +23,7 @@ CPU = os.environ.get("SKEP_GPU_SUITE") == "cpu"
 """A dry run: a fake GPU and PyTorch on the CPU, for machines without a GPU."""
 DEVICE = "cpu" if CPU else "cuda"
 """What PyTorch trains on."""
-PATIENCE_S = 60.0 if CPU else 20.0
+PATIENCE_S = 60.0 if CPU else 40.0
 """For one thing to happen: starting PyTorch takes most of it."""
 WIDTH = 64 if CPU else 2048
 STATE_BYTES_MIN = 0 if CPU else 4 * 4 * 4 * WIDTH**2
@@ -181,6 +181,11 @@ class Job:
         answer = json.loads(done.stdout)["jobs"][0] if done.stdout else {}
         assert answer.get("result") == "done", (words, answer, done.stderr)
         return time.monotonic() - began
+
+    def took(self) -> float:
+        """Return how many seconds the last thing asked of it took, without the command's start."""
+        last = self.row["asks"][-1]
+        return float(last["ended_at"] - last["asked_at"]) / 1e9
 
     def about(self) -> dict[str, Any]:
         """Return the JSON line that its log begins with."""

@@ -20,7 +20,8 @@ import pytest
 from tests import needs
 from tests.gpu import kit
 from tests.gpu.conftest import Record
-from tests.gpu.kit import Cluster, Driver, Job, Reference
+from tests.gpu.kit import Cluster, Driver, Job, Reference, kill
+from tests.support.embedded import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 
@@ -243,6 +244,41 @@ def test_the_driver_moves_an_opaque_job(opaque: Job, driver: Driver, record: Rec
     assert {(step.pid, step.loss) for step in [*stood, *went_on]} == {(pid, "intact")}
     record(resume_s=resume_s)
     opaque.ends()
+
+
+def test_an_unmodified_script_goes_on_from_an_image_of_its_processes(
+    tmp_path_factory: pytest.TempPathFactory, side: Cluster, reference: Reference, record: Record
+) -> None:
+    (node,) = side.get("/v1/nodes")["nodes"]
+    record(images=node["images"])
+    if node["images"] != "yes":
+        needs.skip(node["images"])
+    side.clear()
+    limits = {"retries": 1, "retry_on": ["exit", "signal"]}
+    # An image is for one process tree without sockets: MPS has one to its daemon.
+    job = Job(side, tmp_path_factory.mktemp("image"), "stored", limits=limits)
+    job.can("checkpoint")
+    job.trains()
+    checkpoint_s = job.ask("checkpoint")
+    stored = len(job.steps())
+    beyond = job.trains()
+    kill(beyond[-1].pid)
+    killed = time.monotonic()
+    until(lambda: not Path(f"/proc/{beyond[-1].pid}").exists(), "its end", kit.PATIENCE_S)
+    ended = len(job.steps())
+    job.until(lambda: len(job.steps()) > ended, "go on from the image")
+    back_s = time.monotonic() - killed  # Its own clock goes on from the image, too.
+    job.trains(2 * ended)
+    found, whole = job.steps(), reference.losses()
+    pauses = [b.at - a.at for a, b in itertools.pairwise(found[:stored])]
+    back = whole.index(found[ended].loss)
+    record(checkpoint_s=checkpoint_s, pause_s=max(pauses[1:]), stored_at=stored, ended_at=ended)
+    record(back_at=back, back_s=back_s)
+    assert 0 < back <= stored
+    job.ends()
+    again = [step.loss for step in job.steps()[ended:]]
+    assert again == whole[back : back + len(again)]
+    record(compared=len(again), log=[x for x in side.log(job.job).splitlines() if "[skep]" in x])
 
 
 def test_packed_jobs_run_under_mps(

@@ -13,6 +13,8 @@ from tests.gpu.kit import Cluster, Driver, Job, Reference
 pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 600
+WIDTHS = (64,) if kit.CPU else (2048, 8192)
+"""Of layers whose state is 268 MB and 4.3 GB."""
 PAIRS = (
     ("layers", "transformer"),
     ("layers", "convolutions"),
@@ -51,6 +53,29 @@ def test_it_stands_gives_its_memory_back_and_goes_on(
     record(can=job.row["can"], released=bool(release), bytes_freed=freed, compared=len(found))
     assert len(found) > stood
     assert found == losses[: len(found)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_how_long_a_suspension_takes_that_gives_memory_back(
+    width: int, cluster: Cluster, folder: Path, driver: Driver, record: Record
+) -> None:
+    """Measured, not judged: the first one takes page-locked memory of the host, which is kept."""
+    job = Job(cluster, folder, f"wide-{width}", words=["--width", str(width)])
+    job.can("release")
+    job.trains(10)
+    took: dict[str, list[float]] = {"suspend": [], "resume": []}
+    freed = []
+    for _ in range(3):
+        before = driver.look().memory
+        job.ask("suspend", "--release")
+        took["suspend"].append(round(job.took(), 3))
+        freed.append(before - driver.look().memory)
+        job.ask("resume")
+        took["resume"].append(round(job.took(), 3))
+        job.trains(10)
+    record(state_bytes=4 * 4 * 4 * width**2, freed=freed, **took)
+    job.ends()
+    assert kit.CPU or min(freed) >= 4 * 4 * 4 * width**2
 
 
 def test_a_split_state_is_stored_and_goes_on_after_a_crash(

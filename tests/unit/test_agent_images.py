@@ -12,7 +12,7 @@ from skep.wire.part_facts import Stand
 from tests.change_kit import ONE, answer, calls, change, running, said, state, told, up
 from tests.kit import Driver, at, bind, plans
 
-DUMP = DumpRun(ONE, "j1", 1, 0)
+DUMP = DumpRun(ONE, "j1", 1, 0, (0,))
 
 
 def observed(command: BindJob | None = None, tier: str = "observed") -> Driver[AgentMachine]:

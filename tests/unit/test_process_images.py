@@ -72,6 +72,7 @@ def test_an_attempt_begins_from_the_image_of_an_earlier_one(tmp_path: Path) -> N
         ({"criu": "3.17"}, "CRIU 3.17 made it, and here is 4.2"),
         ({"attempt": 2}, "it is of attempt 2 of j1"),
         ({"job": "j7"}, "it is of attempt 1 of j7"),
+        ({"gpus": ("GPU-1",)}, "it was made on GPU-1, and this attempt has no GPU"),
         ({"folder": "processes-b"}, "which is not there"),
         ({"folder": "../../etc"}, "which is not there"),
     ],
@@ -100,7 +101,7 @@ def test_a_value_that_means_nothing_ends_the_agent(tmp_path: Path) -> None:
     async def opened(**variables: str) -> tuple[ProcessCheckpoints | None, str]:
         return await made.open_process_checkpoints(variables, tmp_path)
 
-    with pytest.raises(ConfigurationError, match="it must be `allow`, or not set"):
+    with pytest.raises(ConfigurationError, match="it must be `allow`, `gpus`, or not set"):
         asyncio.run(opened(SKEP_PROCESS_CHECKPOINTS="1"))
     assert asyncio.run(opened()) == (None, "")
     found, why = asyncio.run(opened(SKEP_PROCESS_CHECKPOINTS="allow", SKEP_CRIU="no-such", PATH=""))
@@ -108,6 +109,36 @@ def test_a_value_that_means_nothing_ends_the_agent(tmp_path: Path) -> None:
     found, why = asyncio.run(opened(SKEP_PROCESS_CHECKPOINTS="allow", SKEP_CRIU="/bin/true"))
     assert found is None
     assert "does not say its version" in why
+
+
+@pytest.mark.parametrize(
+    "variables, why",
+    [
+        ({"allow": "allow"}, "jobs here are on GPUs, and SKEP_PROCESS_CHECKPOINTS is `allow`"),
+        ({"allow": "gpus"}, "cuda-checkpoint is not in PATH: install it"),
+    ],
+)
+def test_jobs_on_gpus_are_stored_only_where_that_is_said(
+    tmp_path: Path, variables: dict[str, str], why: str
+) -> None:
+    wanted = {"SKEP_PROCESS_CHECKPOINTS": variables["allow"], "SKEP_CRIU": "/bin/true", "PATH": ""}
+    found, said = asyncio.run(made.open_process_checkpoints(wanted, tmp_path, {}))
+    assert found is None
+    assert why in said
+
+
+def test_memory_of_gpus_has_to_fit_into_the_memory_of_the_host(tmp_path: Path) -> None:
+    images = ProcessCheckpoints(("/bin/false",), "4.2")
+    gpus = made.OnGpus(("GPU-1",), 1 << 60)
+    done = asyncio.run(images.dump(os.getpid(), tmp_path, "j1", 1, gpus=gpus))
+    assert "of GPU memory do not fit: the host has" in done.trouble
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_counts_wrongly_after_it_came_back_is_noticed() -> None:
+    assert made._miscounted(b"1\n2\n3\n", b"[skep] goes on\n3\n4\n") == ""
+    assert "counts on from [1]" in made._miscounted(b"1\n2\n3\n", b"1\n2\n")
+    assert "counts on from [9]" in made._miscounted(b"1\n2\n3\n", b"9\n")
 
 
 def test_a_full_disk_refuses_before_anything_is_written(
@@ -141,6 +172,7 @@ def test_processes_that_do_not_come_back_begin_from_the_start(
     order = {
         "images": str(tmp_path),
         "criu": ["/bin/false"],
+        "environment": {},
         "pid": 2**22 + 1,
         "output": "",
         "files": [[str(grown), 3, grown.stat().st_ino]],

@@ -18,7 +18,7 @@ from skep.wire.facts import AgentFact
 from skep.wire.node import TAKE_OVER_AFTER, NodeJoined
 from skep_services import durable
 from skep_services.adapters.clock import SystemClock
-from skep_services.adapters.devices import CpuSlots, DeviceError, Devices, host_memory, open_devices
+from skep_services.adapters.devices import DeviceError, Devices, NvmlGpus, host_memory, open_devices
 from skep_services.adapters.docker_runtime import DockerRuntime
 from skep_services.adapters.driver_checkpoint import open_checkpoint
 from skep_services.adapters.journal import JournalFactLog
@@ -26,12 +26,8 @@ from skep_services.adapters.launcher_runtime import VARIABLE as LAUNCHER
 from skep_services.adapters.launcher_runtime import Launcher, LauncherRuntime
 from skep_services.adapters.launcher_runtime import find as find_launcher
 from skep_services.adapters.node_runtimes import NodeRuntimes
-from skep_services.adapters.process_checkpoint import (
-    ALLOWED,
-    ProcessCheckpoints,
-    open_process_checkpoints,
-)
 from skep_services.adapters.process_checkpoint import VARIABLE as PROCESS_CHECKPOINTS
+from skep_services.adapters.process_checkpoint import ProcessCheckpoints, open_process_checkpoints
 from skep_services.adapters.process_runtime import ProcessRuntime
 from skep_services.adapters.wiring import connect, drive
 from skep_services.agent import old_logs, warm
@@ -194,12 +190,10 @@ async def _images_of_processes(
     Raises:
         ConfigurationError: SKEP_PROCESS_CHECKPOINTS has a value that means nothing.
     """
-    if chosen.environment.get(PROCESS_CHECKPOINTS) == ALLOWED:
-        if accounts:
-            return None, "jobs have accounts of their own, and CRIU serves the agent's only"
-        if not isinstance(devices, CpuSlots):
-            return None, "jobs on GPUs are not stored so: it was run on no GPU yet"
-    return await open_process_checkpoints(chosen.environment, chosen.state)
+    if chosen.environment.get(PROCESS_CHECKPOINTS) and accounts:
+        return None, "jobs have accounts of their own, and CRIU serves the agent's only"
+    gpu = devices.visible((0,)) if isinstance(devices, NvmlGpus) else None
+    return await open_process_checkpoints(chosen.environment, chosen.state, gpu)
 
 
 async def main(chosen: Settings, log: Any) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,15 @@ from skep_services.adapters.docker_images import Images, PullError, login_of
 from skep_services.adapters.driver_checkpoint import ALLOWED, DriverCheckpoint, noted
 from skep_services.adapters.driver_checkpoint import VARIABLE as DRIVER_CHECKPOINT
 from skep_services.adapters.launcher_runtime import LauncherRuntime
-from skep_services.adapters.process_checkpoint import IDENTITY, Dumped, ProcessCheckpoints, identify
+from skep_services.adapters.process_checkpoint import (
+    IDENTITY,
+    Dumped,
+    OnGpus,
+    ProcessCheckpoints,
+    identify,
+)
 from skep_services.adapters.process_checkpoint import VARIABLE as PROCESS_CHECKPOINTS
-from skep_services.agent import vacant
+from skep_services.agent import proc, vacant
 from skep_services.agent.builds import STOPPED, Environments, builds
 from skep_services.agent.checkpoints import KEEP_SECONDS, Checkpoints
 from skep_services.agent.code import JobCode, unpacks
@@ -325,13 +331,26 @@ class AgentCalls:
             if not await self.have_apart(command.token, apart):
                 return Dumped(trouble=STAYS_CONNECTED)
             output = str(log_path(self.shared, job, attempt, rank))
-            return await made.dump(pid, folder, job, attempt, output)
+            gpus = await asyncio.to_thread(self._on_gpus, pid, command.devices)
+            return await made.dump(pid, folder, job, attempt, output, gpus)
         except OSError as error:
             return Dumped(trouble=f"{folder}: {error.strerror}")
         finally:
             with contextlib.suppress(OSError):  # Else they come back by themselves, later.
                 path = str(socket_path(self.shared))
                 identify(folder, job, attempt, self.access.secret(command.token), path)
+
+    def _on_gpus(self, pid: int, devices: Sequence[int]) -> OnGpus:
+        """Return which GPUs a run has, and how much its processes hold there."""
+        own = proc.tree(proc.processes(), [pid])
+        held = sum(
+            max(process.memory, 0)
+            for state in self._devices.look()
+            if state.index in devices
+            for process in state.processes
+            if process.pid in own
+        )
+        return OnGpus(self._devices.names(devices), held)
 
     async def _evict(self, command: machine.EvictRun, answer: Answer) -> None:
         moved, trouble = 0, DRIVER_OFF
@@ -511,7 +530,10 @@ class AgentCalls:
             return plan
         folder = self._checkpoints.path(command.command.job)
         secret = self.access.secret(command.token)
-        plan, unused = self.images_of_processes.restored(plan, command.command, folder, secret)
+        gpus = self._devices.names(command.plan.devices)
+        plan, unused = self.images_of_processes.restored(
+            plan, command.command, folder, secret, gpus
+        )
         if unused:
             log.warning("%s begins from the start: %s", command.token, unused)
         return plan

@@ -91,6 +91,7 @@ def _restore(order: dict[str, Any]) -> str:
             stderr=subprocess.DEVNULL,
             timeout=RESTORE_SECONDS_MAX,
             check=False,
+            env={**os.environ, **order["environment"]},
         )
     except OSError as error:
         return f"{order['criu'][0]}: {error.strerror}"

@@ -266,6 +266,7 @@ class DumpRun(msgspec.Struct, frozen=True):
     job: str
     attempt: int
     rank: int
+    devices: tuple[int, ...] = ()
 
 
 class RunDumped(msgspec.Struct, frozen=True):
