@@ -6,7 +6,8 @@ FOLDER` with clones of their repositories, or from the library that has them. Ea
 is outside Skep, and then as jobs of a live cluster of two nodes: one is suspended, suspended with
 its state moved away, stored and resized, one is moved to the other node, and one is stored and
 killed. A cell is `yes` only if the change was done and the weights are those of the run outside, to
-the bit. Prints a JSON object for each script, and a table.
+the bit. Prints a JSON object for each script, and a table. With `TRAIN_ON=cuda` in the environment,
+and one GPU, the scripts that know it train there, on two nodes that share it.
 """
 
 from __future__ import annotations
@@ -302,7 +303,13 @@ def result(text: str) -> str:
 def environment(example: Example, python: str) -> dict[str, str]:
     """Return the environment of a script."""
     path = f"{Path(python).parent}:{os.environ['PATH']}"
-    return {"OMP_NUM_THREADS": "1", "PATH": path, **example.env}
+    same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # Sums in one order, also on a GPU.
+    return {"OMP_NUM_THREADS": "1", "PATH": path, **same, **train_on(), **example.env}
+
+
+def train_on() -> dict[str, str]:
+    """Return what says to the scripts that know it where they train: `TRAIN_ON`, else on CPUs."""
+    return {name: os.environ[name] for name in ("TRAIN_ON",) if name in os.environ}
 
 
 def outside(example: Example, python: str) -> str:
@@ -490,7 +497,10 @@ def main() -> int:
     left_out = sorted(name for name in names if has[name] is None)
     with tempfile.TemporaryDirectory() as folder:
         cluster = Embedded(Path(folder) / "home")
-        cluster.up("--nodes", "2", "--gpus", "2", "--vc", "nlp=4", "--port", "0")
+        if train_on().get("TRAIN_ON", "cpu") == "cpu":
+            cluster.up("--nodes", "2", "--gpus", "2", "--vc", "nlp=4", "--port", "0")
+        else:  # Both nodes have the GPUs of this machine.
+            cluster.up("--nodes", "2", "--device", "cuda", "--vc", "nlp=2", "--port", "0")
         try:
             for example in EXAMPLES:
                 title = f"{example.library} {example.name}"

@@ -4,7 +4,8 @@ A note is one line: the attempt, the process, when (monotonic seconds), and the 
 bit. The losses do not depend on when the job stood still, nor on what shared its GPU. The log
 begins with a JSON line about the device. To ask for memory, write a number of bytes to NOTES.ask:
 NOTES.answer then says `given` or `refused`. Only with `--cooperative` the loop has code for Skep.
-`--way` says how it trains: compiled with mixed precision, split by FSDP2, or as ranks of torchrun.
+`--way` says how it trains: compiled with mixed precision, split by FSDP2 (over gloo or NCCL), or as
+ranks of torchrun.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="without pauses")
     parser.add_argument("--pause", type=float, default=PAUSE_S)
     parser.add_argument("--model", choices=MODELS, default="layers")
-    parser.add_argument("--way", choices=("plain", "compiled", "split", "ranks"), default="plain")
+    parser.add_argument(
+        "--way", choices=("plain", "compiled", "split", "nccl", "ranks"), default="plain"
+    )
     parser.add_argument("--cooperative", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -107,31 +110,31 @@ def trained(model: nn.Module, way: str) -> nn.Module:
             backend = "inductor" if DEVICE == "cuda" else "aot_eager"
             model.compile(backend=backend)
             return model
-        case "split":
+        case "split" | "nccl":
             from torch.distributed.fsdp import fully_shard
 
-            meet()
+            meet("nccl" if way == "nccl" and DEVICE == "cuda" else "gloo")
             for layer in model.children():
                 if list(layer.parameters()):
                     fully_shard(layer)
             fully_shard(model)
             return model
         case "ranks":
-            meet()
+            meet("gloo")
             return nn.parallel.DistributedDataParallel(model)
         case _:
             return model
 
 
-def meet() -> None:
+def meet(backend: str) -> None:
     """Form the process group: of one rank, where nobody says that there are more."""
     from torch._C._distributed_c10d import HashStore
 
     # NCCL takes no two ranks on one GPU.
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend)
     else:
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def over(chosen: argparse.Namespace) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -12,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from skep_job.accelerate_loop import follow
 
 set_seed(0)
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+ON_CPU = os.environ.get("TRAIN_ON", "cpu") == "cpu"
+accelerator = Accelerator(cpu=ON_CPU, gradient_accumulation_steps=2)
 model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 64))
 optimizer = torch.optim.AdamW(model.parameters())
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from typing import Any
@@ -25,6 +26,8 @@ from transformers import (
 )
 
 from skep_job.hf import SkepCallback
+
+ON_CPU = os.environ.get("TRAIN_ON", "cpu") == "cpu"
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
 
@@ -81,7 +84,7 @@ def options(**more: Any) -> dict[str, Any]:
         "output_dir": tempfile.mkdtemp(),
         "per_device_train_batch_size": 4,
         "num_train_epochs": 2,
-        "use_cpu": True,
+        "use_cpu": ON_CPU,
         "report_to": [],
         "save_strategy": "no",
         "logging_steps": 7,

@@ -93,7 +93,7 @@ def main() -> None:
         more |= {"devices": int(os.environ["WORLD_SIZE"]), "strategy": "ddp"}
     trainer = lightning.Trainer(
         max_epochs=2,
-        accelerator="cpu",
+        accelerator=os.environ.get("TRAIN_ON", "cpu"),
         logger=False,
         enable_progress_bar=False,
         default_root_dir=tempfile.mkdtemp(),
