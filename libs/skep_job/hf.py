@@ -27,7 +27,10 @@ from skep_job.cooperate.library_run import LibraryRun
 from skep_job.cooperate.run import Extra
 
 LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
-"""What the Trainer's next report of the loss is made of, beside `_tr_loss`."""
+"""What the Trainer's next report of the loss is made of, beside `_tr_loss`: each version has some of
+these. Early ones keep `_tr_loss` within their loop: the first report behind a move then leaves out
+the steps before it. The training is the same.
+"""
 
 UNREAD = "skep-weights.pt"
 
@@ -66,9 +69,11 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         if pass_ is not None:
             self._pass["epoch"] = pass_["epoch"] - 1  # Its beginning is told again.
         if logged is not None:
-            self._trainer._tr_loss.fill_(logged["_tr_loss"])
+            if hasattr(self._trainer, "_tr_loss"):
+                self._trainer._tr_loss.fill_(logged["_tr_loss"])
             for name in LOGGED:
-                setattr(self._trainer, name, logged[name])
+                if name in logged:
+                    setattr(self._trainer, name, logged[name])
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._first = True
@@ -136,8 +141,8 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         trainer._init_training_state = init
 
     def _logged(self) -> dict[str, Any]:
-        own = {name: getattr(self._trainer, name) for name in LOGGED}
-        return {"_tr_loss": float(self._trainer._tr_loss), **own}
+        own = {name: getattr(self._trainer, name) for name in LOGGED if hasattr(self._trainer, name)}
+        return {"_tr_loss": float(getattr(self._trainer, "_tr_loss", 0.0)), **own}
 
     def _save(self, folder: Path) -> None:
         trainer = self._trainer
