@@ -141,7 +141,9 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         trainer._init_training_state = init
 
     def _logged(self) -> dict[str, Any]:
-        own = {name: getattr(self._trainer, name) for name in LOGGED if hasattr(self._trainer, name)}
+        own = {
+            name: getattr(self._trainer, name) for name in LOGGED if hasattr(self._trainer, name)
+        }
         return {"_tr_loss": float(getattr(self._trainer, "_tr_loss", 0.0)), **own}
 
     def _save(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,31 @@ def test_what_is_written_later_is_what_was_at_the_boundary() -> None:
     assert written[0].tensors["w"].unique().tolist() == [1.0]
     assert written[0].tensors["n"].tolist() == [0.0]
     assert weight.detach().unique().tolist() == [0.0]
+
+
+def test_a_state_that_is_copied_at_once_may_be_changed_by_anything() -> None:
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(64, 1024))
+    told: list[Any] = []
+    written: list[Any] = []
+    go_on = threading.Event()
+
+    def write(state: Snapshot) -> None:
+        assert go_on.wait(60)
+        written.append(state.tensors["w"].unique().tolist())
+
+    later = Later()
+    state = Snapshot({}, {"w": weight.detach()})
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    done = lambda *said: told.append(said)  # noqa: E731
+    later.begin(state, {"opt": optimizer}, write, done, 0, at_once=True)
+    weight.data.fill_(7)  # Without a word to PyTorch.
+    weight.grad = torch.ones(64, 1024)
+    optimizer.step()  # It does not wait.
+    go_on.set()
+    later.settle()
+    assert (written, told[0][0]) == ([[1.0]], None)
 
 
 def test_a_state_that_changes_while_it_is_copied_is_not_written() -> None:

@@ -29,7 +29,7 @@ from skep_job.cooperate.warm_up import make_state, warm_up
 from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
 from skep_job.observe.metrics import Metrics
 from skep_job.observe.reporter import complain
-from skep_job.replicas.memory import Key
+from skep_job.replicas.memory import Key, available
 from skep_job.replicas.replicas import Replicas, Where
 from skep_job.shards import stored as stored_shards
 from skep_job.shards.gradients import has_own_gradients
@@ -45,6 +45,10 @@ from skep_job.warm import recording
 if TYPE_CHECKING:
     from skep_job.cooperate.run import Run
     from skep_job.observe.observation import Observation
+
+
+WITH_MOMENTS = 4
+"""Parameters with what optimizers keep for each: what a copy of the state takes, at most as a rule."""
 
 
 class Options(NamedTuple):
@@ -240,7 +244,7 @@ class Cooperation:
         path = message.get("path")
         folder = Path(path) if isinstance(path, str) and path else None
         since_ns = time.monotonic_ns()
-        if self._split:
+        if self._writes_beside():
             self._save_later(folder, functools.partial(self._on_saved, message, self._steps()))
             self._pause(since_ns)
             return
@@ -275,6 +279,22 @@ class Cooperation:
             if isinstance(outcome, Superseded):
                 self._next_at = None
 
+    def _writes_beside(self) -> bool:
+        """Return whether checkpoints are written while the training goes on.
+
+        State that is not split is, if it is on GPUs and half of the host's free memory holds it.
+        """
+        if self._split:
+            return True
+        if self._elastic is not None or self._run is None:
+            return False
+        on_gpus: int = sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in _parameters(self._run.tracked)
+            if parameter.device.type != "cpu"
+        )
+        return 0 < on_gpus * WITH_MOMENTS < available() // 2
+
     def _save_later(self, folder: Path | None, done: Done) -> None:
         """Begin to write a checkpoint beside the training. Raises what `_save` raises."""
         since_ns = time.monotonic_ns()
@@ -293,7 +313,7 @@ class Cooperation:
                 self._replicas.on_disk()
             return saved
 
-        self._later.begin(state, self._run.tracked, write, done, since_ns)
+        self._later.begin(state, self._run.tracked, write, done, since_ns, at_once=not self._split)
 
     def _copy_first(self, copy: Callable[[Snapshot], float], state: Snapshot, step: int) -> None:
         """Keep a copy of what is about to be written, before the slower write."""
@@ -329,7 +349,7 @@ class Cooperation:
         assert self._options.every_s is not None
         since_ns = time.monotonic_ns()
         try:
-            if self._split:
+            if self._writes_beside():
                 self._save_later(None, functools.partial(self._on_saved_in_time, self._steps()))
             else:
                 self._save(None)

@@ -1,4 +1,4 @@
-"""Writes checkpoints of split state, and copies for other nodes, while the training goes on.
+"""Writes checkpoints of split state, of state on GPUs, and copies for other nodes, beside the training.
 
     boundary            what a mini-batch may change is copied; the training goes on
     forward, backward   the rest is copied beside it: only an optimizer's step changes that
@@ -7,7 +7,8 @@
 
 The copy is made by the stager of `torch.distributed.checkpoint`, which keeps its memory from one
 checkpoint to the next. A script that changes a parameter without an optimizer while it is copied
-gets no checkpoint, and is told so.
+gets no checkpoint, and is told so. State on GPUs that is not split is copied as a whole at the
+boundary: that is quick, and no script can change it meanwhile.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Later:
         since_ns: int,
         *,
         lasts: bool = True,
+        at_once: bool = False,
     ) -> None:
         """Begin to copy and write a state.
 
@@ -71,6 +73,7 @@ class Later:
             done: It is told on that thread what came of it.
             since_ns: Since when the training stands still, as `time.monotonic_ns` says it.
             lasts: Whether `settle` waits until it is written, and not only until it is copied.
+            at_once: Whether all of it is copied before this returns.
         """
         self._lasts = True
         self.settle()
@@ -86,18 +89,16 @@ class Later:
             if tensor.data_ptr() in steady and tensor.numel() * tensor.element_size() > SMALL_BYTES
         }
         copied = {n: t.detach().clone() for n, t in state.tensors.items() if n not in late}
-        self._copied.clear()
+        ready = self._stager.stage(late) if at_once else None
+        if ready is None:
+            self._copied.clear()
         self._waited_ns = 0
         versions = {name: tensor._version for name, tensor in late.items()}
 
         def work() -> None:
             outcome: Any
             try:
-                try:
-                    staged = self._stager.stage(late)
-                    _check_unchanged(late, versions)
-                finally:
-                    self._copied.set()
+                staged = ready if ready is not None else self._staged(late, versions)
                 tensors = {n: staged[n] if n in staged else copied[n] for n in state.tensors}
                 outcome = write(Snapshot(state.plain, tensors))
             except BaseException as error:
@@ -106,6 +107,15 @@ class Later:
 
         stood_ns = time.monotonic_ns() - since_ns
         self._writing = self._pool.submit(work)
+
+    def _staged(self, late: Tensors, versions: dict[str, int]) -> Tensors:
+        """Return copies, of the versions that the tensors had at the boundary. Raises `Changed`."""
+        try:
+            staged: Tensors = self._stager.stage(late)
+            _check_unchanged(late, versions)
+        finally:
+            self._copied.set()
+        return staged
 
     def settle(self) -> None:
         """Wait until the job's own tensors are not read any more, and what lasts is written."""
