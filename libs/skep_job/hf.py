@@ -27,9 +27,9 @@ from skep_job.cooperate.library_run import LibraryRun
 from skep_job.cooperate.run import Extra
 
 LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
-"""What the Trainer's next report of the loss is made of, beside `_tr_loss`: each version has some of
-these. Early ones keep `_tr_loss` within their loop: the first report behind a move then leaves out
-the steps before it. The training is the same.
+"""What the Trainer's next report of the loss is made of, beside `_tr_loss`. Each version has some
+of these. Early ones keep `_tr_loss` within their loop: the first report behind a move then leaves
+out the steps before it. The training is the same.
 """
 
 UNREAD = "skep-weights.pt"

@@ -86,7 +86,7 @@ def test_how_soon_a_job_trains_whose_imports_are_made_already(
     cluster: Cluster, folder: Path, record: Record
 ) -> None:
     """Measured, not judged: a warm process makes the imports of the first job for later ones."""
-    first_step_s, forked = [], []
+    first_step_s, forked, said = [], [], ""
     for number in range(4):
         name = f"soon-{number}"
         args = [str(folder / f"{name}.notes"), str(folder / f"{name}.end")]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 WITH_MOMENTS = 4
-"""Parameters with what optimizers keep for each: what a copy of the state takes, at most as a rule."""
+"""How often the bytes of the parameters a copy of the state takes, at most as a rule."""
 
 
 class Options(NamedTuple):

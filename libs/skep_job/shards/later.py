@@ -1,4 +1,4 @@
-"""Writes checkpoints of split state, of state on GPUs, and copies for other nodes, beside the training.
+"""Writes checkpoints of split state, of state on GPUs, and copies for other nodes, on a thread.
 
     boundary            what a mini-batch may change is copied; the training goes on
     forward, backward   the rest is copied beside it: only an optimizer's step changes that

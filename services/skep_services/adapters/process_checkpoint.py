@@ -7,8 +7,9 @@ Off unless SKEP_PROCESS_CHECKPOINTS is `allow`, and used only where a small proc
 restored when the agent began (`_verified`): what CRIU can do depends on the kernel, on its own
 version and on rights. With `gpus` it is for jobs on GPUs as well: CRIU's plugin for CUDA has the
 driver move what the processes hold on their GPUs into their memory on the host, by the utility
-`cuda-checkpoint`, and back. The small process counts on a GPU then. The processes go on after a dump, and after one that fails. A dump under way
-is never cut off, as that may harm the processes: what is too large is refused before.
+`cuda-checkpoint`, and back. The small process counts on a GPU then. The processes go on after a
+dump, and after one that fails. A dump under way is never cut off, as that may harm the processes:
+what is too large is refused before.
 
 A process that holds a connection to something outside of its run is not dumped. The connection to
 the agent is given up first (`skep_job.link.apart`), and the next attempt's identity is in a file

@@ -1,4 +1,4 @@
-"""Trains a small model, with its imports first: a warm process makes them. `soon.py NOTES UNTIL`."""
+"""Trains a small model; its imports come first, for a warm process. `soon.py NOTES UNTIL`."""
 
 import os
 import sys

@@ -208,9 +208,12 @@ class Changes:
             case Phase.DUMP:
                 told = self._agent.progress.get(key, {})
                 drive.done_step = min((rank.steps for rank in told.values()), default=0)
-                for token, rank in alive.items():
-                    plan = rank.plan
-                    self._call(DumpRun(token, *key, plan.rank, plan.devices))
+                self._call(
+                    *(
+                        DumpRun(token, *key, rank.plan.rank, rank.plan.devices)
+                        for token, rank in alive.items()
+                    )
+                )
             case Phase.SIGNAL:
                 assert isinstance(drive.command.change, Warn)
                 name, order = drive.command.change.signal, drive.command.order
