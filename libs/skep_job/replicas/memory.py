@@ -2,11 +2,11 @@
 
     a00003-s000000001200-r0of4.safetensors  of a rank of this node, or of one of another node
     *.part                                  being written
-    lock                                    held while room is taken
 
 Files have the form and the names of checkpoints. The folder is on tmpfs and outlives the job's
 processes; the agent makes it, names its bound, and removes it. Every file is reserved before it is
-written, so that a full memory is an error and no signal.
+written, so that a full memory is an error and no signal; the folder and the one above it, which is
+that of all jobs on the node, are locked meanwhile.
 """
 
 from __future__ import annotations
@@ -190,13 +190,19 @@ class Memory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = self.folder / "lock"
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        """Be the only process of all jobs on the node that takes room.
+
+        In a container the folder above is one of its own: there it is so for this job alone.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        parent = self.folder.parent
+        ours = parent.lstat().st_uid == os.geteuid()
+        with contextlib.ExitStack() as stack:
+            for each in (parent, self.folder) if ours else (self.folder,):
+                descriptor = os.open(each, flags)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _require_own(folder: Path, accounts: set[int]) -> None:
