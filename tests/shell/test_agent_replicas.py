@@ -101,3 +101,27 @@ def test_a_job_with_the_id_of_another_one_does_not_get_its_copies(tmp_path: Path
     assert (folder / "file").exists(), "the next attempt of the same job"
     of.provide(gang, fresh=True)
     assert not (folder / "file").exists()
+
+
+@pytest.mark.asyncio
+async def test_which_jobs_have_copies_is_told_when_it_changes(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    told: list[tuple[str, ...]] = []
+
+    async def tell(jobs: tuple[str, ...]) -> None:
+        told.append(jobs)
+
+    of.tell = tell
+    await of.look()
+    for job in ("j10", "j9"):
+        of.provide(bind(job=job, ranks=plans((0,)), world=2, nodes=2))
+    (of.root / "foreign").mkdir()
+    await of.look()
+    await of.look()
+    await of.drop("j9")
+    await of.drop("j9")
+    assert told == [("j9", "j10"), ("j10",)]
+    again = Replicas(tmp_path / "state", 500, within=tmp_path)
+    again.tell = tell
+    await again.look()
+    assert told[2:] == [("j10",)], "after a restart"

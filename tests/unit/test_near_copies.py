@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from skep.machines.agent import CopiesSeen, RemoveCopies
 from skep.machines.allocator import AllocatorMachine
-from skep.machines.base import Effect
+from skep.machines.base import Call, Effect, Send
 from skep.wire.admin import DrainNode
+from skep.wire.commands import DropCopies
 from skep.wire.facts import JobBound, MemberGone
 from skep.wire.node import MemberKnown, Outcome, Tier
 from skep.wire.reasons import Reason
-from tests.kit import T0, Driver, admitted, allocator, exited, facts_of, heartbeat, joined, started
+from skep.wire.reports import Heartbeat
+from tests.kit import (
+    T0,
+    Driver,
+    admitted,
+    agent,
+    allocator,
+    bind,
+    exited,
+    facts_of,
+    heartbeat,
+    joined,
+    others,
+    started,
+)
 
 KEEPS = ("checkpoint", "copies", "migrate")
 LOST_S = 60
@@ -131,3 +149,47 @@ def test_as_few_others_as_it_takes_are_added() -> None:
     decide(DrainNode(node="node-6", drain=True))
     (there,) = nodes_of(lose(decide, "node-5"))
     assert sorted(there) == ["node-1", "node-2", "node-4"]
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def with_copies(*jobs: str, node: str = "node-1", identity: str = "") -> Heartbeat:
+    return msgspec.structs.replace(heartbeat(node, identity), copies=jobs)
+
+
+def test_a_node_is_told_which_jobs_have_ended_for_as_long_as_it_names_them() -> None:
+    decide = allocator(joined(gpus=2))
+    for number in (1, 2, 3):
+        decide(admitted(number, gpus=2))
+    decide(exited("j1"))
+    drop = DropCopies(epoch=1, node="node-1", identity="id-node-1", jobs=("j1",))
+    said = with_copies("j1", "j2", "j3", "j99")
+    assert decide(said) == [Send("skep.v1.cmd.node-1", drop)]
+    decide.restart()
+    again = msgspec.structs.replace(drop, epoch=2)
+    assert Send("skep.v1.cmd.node-1", again) in decide(said)
+    assert decide(with_copies("j2", "j3", "j99")) == []
+    assert decide(with_copies("j1", node="node-7")) == []
+    stranger = others(decide(with_copies("j1", identity="id-other")))
+    assert not any(isinstance(one.message, DropCopies) for one in stranger if isinstance(one, Send))
+
+
+def test_an_agent_names_and_removes_copies_of_jobs_without_a_part_here() -> None:
+    decide = agent()
+    decide(bind("j2"))
+    decide(CopiesSeen(("j1", "j2", "j3")))
+    (beat,) = [one.message for one in decide.tick(7) if isinstance(one, Send)]
+    assert isinstance(beat, Heartbeat)
+    assert beat.copies == ("j1", "j3")
+    drop = DropCopies(epoch=1, node="node-1", identity="id-node-1", jobs=("j1", "j2", "j7"))
+    assert decide(drop) == [Call(RemoveCopies("j1"))]
+    assert decide(msgspec.structs.replace(drop, identity="id-other")) == []
+    assert decide(msgspec.structs.replace(drop, epoch=0)) == []
+
+
+def test_an_agent_names_no_more_jobs_than_a_heartbeat_holds() -> None:
+    decide = agent()
+    decide(CopiesSeen(tuple(f"j{number}" for number in range(1, 1000))))
+    (beat,) = [one.message for one in decide.tick(7) if isinstance(one, Send)]
+    assert msgspec.json.decode(msgspec.json.encode(beat), type=Heartbeat) == beat

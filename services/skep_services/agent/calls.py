@@ -108,6 +108,7 @@ class AgentCalls:
         most = replica_bytes(inherited, host_memory()) if launcher is None else 0
         self.replicas = Replicas(state, most)
         """The copies of jobs' state in this node's memory."""
+        self.replicas.tell = self._tell_copies
         self._stores = Stores()
         self._mps = Mps(state, inherited, accounts=launcher is not None)
         self._secrets = JobSecrets(bus, state)
@@ -203,8 +204,8 @@ class AgentCalls:
                 self.tell(self._completed(command))
             case machine.OpenStore():
                 self._spawn(self._open_store(command, answer))
-            case machine.SweepDevices():
-                self._spawn(self._sweep(command))
+            case machine.SweepDevices() | machine.RemoveCopies():
+                self._spawn(self._clean(command))
             case machine.ExitProcess():
                 error = BeginAnewError if command.anew else NameTakenError
                 self._fatal(error(command.text))
@@ -376,6 +377,12 @@ class AgentCalls:
         trouble = await self._stores.open(command.address, command.port)
         await answer(machine.StoreOpened(command.job, command.attempt, trouble))
 
+    async def _clean(self, command: machine.SweepDevices | machine.RemoveCopies) -> None:
+        if isinstance(command, machine.RemoveCopies):
+            await self.replicas.drop(command.job)
+        else:
+            await self._sweep(command)
+
     async def _sweep(self, command: machine.SweepDevices) -> None:
         """Name the processes that still hold memory of devices that a part has left."""
         seen = await asyncio.to_thread(self._devices.look)
@@ -409,6 +416,10 @@ class AgentCalls:
         )
         if self._answer is not None:
             await self._answer(machine.BuildsSeen((*self._built, *pulls)))
+
+    async def _tell_copies(self, jobs: tuple[str, ...]) -> None:
+        if self._answer is not None:
+            await self._answer(machine.CopiesSeen(jobs))
 
     async def _fetch_image(self, command: BindJob, token: str) -> RunNotStarted | None:
         """Have the image of a job here; return why that is not possible, else None."""
@@ -528,7 +539,7 @@ class AgentCalls:
             if isinstance(ended, MemberExited):
                 if ended.outcome is Outcome.SUCCEEDED:
                     await self._drop_checkpoints(ended.job)
-                    await asyncio.to_thread(self.replicas.remove, ended.job)
+                    await self.replicas.drop(ended.job)
                 await self.code.over(ended.job, ended.attempt)
             await answer(machine.Published(event.event))
 

@@ -3,9 +3,10 @@
     /dev/shm/skep-replicas-<user>-<node>/<job>/
 
 A copy outlives the processes of an attempt, so that the next one goes on from it. It goes with the
-success of the job's part on this node, with `skep down`, and else once no process of the job was
-here for KEEP_S, as an agent does not hear of a job's end. Jobs with accounts of their own have no
-such folders.
+success of the job's part on this node, with the end of the job, with `skep down`, and else once no
+process of the job was here for KEEP_S. An agent does not hear of a job's end: it says of which jobs
+it has copies, and is told which of them have ended. Jobs with accounts of their own have no such
+folders.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from skep.ids import job_sequence
@@ -33,7 +34,7 @@ SHARE = 4
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of this node's own is made in it
 KEEP_S = 900.0
 """Seconds for which a job may wait for its next attempt before its copies are removed."""
-LOOK_EVERY_S = 60.0
+LOOK_EVERY_S = 5.0
 MODE = 0o700
 
 
@@ -65,6 +66,9 @@ class Replicas:
         self.root = within / f"skep-replicas-{os.getuid()}-{name}"
         self.limit = limit
         self._seen: dict[str, float] = {}  # by job, when it was last seen to have processes here
+        self._told: tuple[str, ...] = ()
+        self.tell: Callable[[tuple[str, ...]], Awaitable[None]] = _to_nobody
+        """Hears which jobs have copies here, whenever these are others."""
 
     def wanted(self, command: BindJob) -> bool:
         """Return whether a job's part may keep copies: other nodes have parts, or may come to."""
@@ -151,10 +155,23 @@ class Replicas:
         """
         while True:
             for job in self.unneeded(lives, time.monotonic()):
-                # Some GB of memory take a while to be given back.
-                await asyncio.to_thread(self.remove, job)
-                log.info("copies of the state of %s are removed from memory", job)
+                await self.drop(job)
+            await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def drop(self, job: str) -> None:
+        """Remove what a job has in this node's memory, beside what else is done here."""
+        # Some GB of memory take a while to be given back.
+        await asyncio.to_thread(self.remove, job)
+        log.info("copies of the state of %s are removed from memory", job)
+        await self.look()
+
+    async def look(self) -> None:
+        """Tell which jobs have copies here, if these are others than were told."""
+        jobs = tuple(sorted(filter(job_sequence, self._names()), key=lambda job: (len(job), job)))
+        if jobs != self._told:
+            self._told = jobs
+            await self.tell(jobs)
 
     def unneeded(self, lives: Callable[[str], bool], now: float) -> list[str]:
         """Return the jobs with copies here that had no processes here for long.
@@ -172,3 +189,7 @@ class Replicas:
             elif now - self._seen.setdefault(name, now) > KEEP_S:
                 gone.append(name)
         return gone
+
+
+async def _to_nobody(_jobs: tuple[str, ...]) -> None:
+    pass
