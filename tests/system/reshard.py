@@ -9,6 +9,7 @@
     phases     a rank is killed in each phase of a change and of a checkpoint
     lost       a rank or a node of two is lost at any moment (`--seeds`): copies in memory
     recover    FSDP2 of 100 M parameters on two nodes: from a loss to the next mini-batch
+    cost       the same while it copies its state, and while it does not: mini-batches per second
     move       the same moved to warm successors, beside what the link takes for the bytes
 
 Prints one JSON object. `--only NAME` plays one of them. Full disks need root.
@@ -321,6 +322,13 @@ def recover(folder: Path) -> dict[str, Any]:
     return lost_ranks.recover(folder)
 
 
+def cost(folder: Path) -> dict[str, Any]:
+    """100 M parameters on two nodes: mini-batches per second with copies in memory and without."""
+    from tests.system import copy_cost
+
+    return copy_cost.cost(folder)
+
+
 def phases(folder: Path) -> dict[str, Any]:
     """A rank dies in each phase of a change or of a checkpoint."""
     whole, _ = alone(folder / "two", 2, **SMALL)
@@ -607,6 +615,7 @@ PLAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "phases": phases,
     "lost": lost,
     "recover": recover,
+    "cost": cost,
 }
 
 
