@@ -633,3 +633,116 @@ def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     path.write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
     assert memory.available(str(path)) == 5 * 1024
     assert memory.available(str(tmp_path / "absent")) == 0
+
+
+# --- beside what is on disk ---------------------------------------------------------------------
+
+STATES = [Key(3, 4, 2), Key(3, 8, 2), Key(4, 5, 2)]
+"""In the order in which they are preferred: a later attempt knows more, at whatever mini-batch."""
+
+
+def going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: set[Path] | None = None
+) -> list[Path]:
+    """Return the file that each rank of attempt 5 goes on from."""
+
+    def read(run: object, folder: Checkpoints, entry: Entry, seat: object) -> Any:
+        return "it is damaged" if entry.path in (damaged or ()) else (None, None)
+
+    monkeypatch.setattr("skep_job.cooperate.cooperation._read", read)
+    ranks = ranks_of(tmp_path, ["a", "b"], 5)
+    gang = meet(ranks)
+
+    def newest(rank: int, group: Any) -> Path:
+        group.common = lambda entries, _: entries
+        cooperation = Cooperation.__new__(Cooperation)
+        cooperation._replicas, cooperation._together = ranks[rank], group
+        cooperation._elastic, cooperation._split = None, False
+        cooperation._seat = lambda: (rank, 2)  # type: ignore[method-assign]
+        found = cooperation._newest(None, disk(tmp_path, 5, rank))  # type: ignore[arg-type]
+        return found[0].path if found is not None else Path()
+
+    return list(gang.each(newest))
+
+
+def disk(tmp_path: Path, attempt: int, rank: int) -> Checkpoints:
+    return Checkpoints(tmp_path / "disk", "j7", attempt, rank, 2, keep=9)
+
+
+def keep(tmp_path: Path, key: Key, *, on_disk: bool) -> None:
+    """Have both ranks keep a state on disk, or in memory."""
+    ranks = ranks_of(tmp_path, ["a", "b"], key.attempt)
+    gang = meet(ranks)
+
+    def store(rank: int, _: object) -> None:
+        if on_disk:
+            disk(tmp_path, key.attempt, rank).save(state(), key.step)
+            return
+        ranks[rank].found()
+        ranks[rank]._memory.store(state(), key, rank)  # type: ignore[union-attr]
+
+    gang.each(store)
+
+
+@pytest.mark.parametrize(
+    "places", list(itertools.product(("", "disk", "memory", "both"), repeat=len(STATES)))
+)
+def test_the_newest_state_is_gone_on_from_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: tuple[str, ...]
+) -> None:
+    for key, place in zip(STATES, places, strict=True):
+        for where in ("memory", "disk"):
+            if place in (where, "both"):
+                keep(tmp_path, key, on_disk=where == "disk")
+    had = [(key, place) for key, place in zip(STATES, places, strict=True) if place]
+    found = going_on(tmp_path, monkeypatch)
+    if not had:
+        assert found == [Path(), Path()]
+        return
+    key, place = had[-1]
+    names = [f"a{key.attempt:05}-s{key.step:012}-r{rank}of2.safetensors" for rank in range(2)]
+    assert [path.name for path in found] == names
+    assert {path.parent.name for path in found} == {"disk" if place == "disk" else "j7"}
+
+
+def test_a_state_in_memory_that_cannot_be_read_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, STATES[0], on_disk=True)
+    keep(tmp_path, STATES[1], on_disk=True)
+    keep(tmp_path, STATES[1], on_disk=False)
+    keep(tmp_path, STATES[2], on_disk=False)
+    damaged = set((tmp_path / "b" / "j7").iterdir())
+    found = going_on(tmp_path, monkeypatch, damaged)
+    assert {path.parent.name for path in found} == {"disk"}
+    assert {path.name.split("-r")[0] for path in found} == {"a00003-s000000000008"}
+
+
+def test_a_checkpoint_on_disk_does_not_wait_for_copies_that_fail(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks)
+    one = ranks[0]
+    written: list[str] = []
+
+    def save() -> None:
+        later = SimpleNamespace(begin=lambda state, _, write, *more: write(state))
+        saves = SimpleNamespace(save=lambda *more: written.append("disk"))
+        cooperation = SimpleNamespace(
+            _may_save=lambda _: saves,
+            _snapshot=state,
+            _steps=lambda: 4,
+            _require_memory=lambda _: None,
+            _run=SimpleNamespace(tracked={}),
+            _replicas=one,
+            _together=SimpleNamespace(alone=False),
+            _later=later,
+            _copy_first=lambda *more: written.append("memory"),
+        )
+        Cooperation._save_later(cooperation, None, lambda *more: None)  # type: ignore[arg-type]
+
+    save()
+    one.finished(4, OSError(errno.ETIMEDOUT, "the other node does not answer"), 0)
+    save()
+    one.finished(5, 0.5, 0)
+    save()
+    assert written == ["memory", "disk", "disk", "memory", "disk"]

@@ -283,7 +283,8 @@ class Cooperation:
         state, step = self._snapshot(), self._steps()
         self._require_memory(state)
         assert self._run is not None
-        copy = self._replicas.copying(step) if self._replicas.active else None
+        copies = self._replicas.active and not self._replicas.failing
+        copy = self._replicas.copying(step) if copies else None
         alone = folder is None and self._together.alone  # A part among others is not all of it.
 
         def write(state: Snapshot) -> Any:
