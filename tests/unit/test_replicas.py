@@ -629,10 +629,26 @@ def test_what_the_agent_says_is_read(tmp_path: Path) -> None:
 
 
 def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
-    assert memory.available(str(path)) == 5 * 1024
-    assert memory.available(str(tmp_path / "absent")) == 0
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    own = groups / "jobs" / "one"
+    own.mkdir(parents=True)
+    assert memory.available(str(proc), str(groups)) == 0
+    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
+    (proc / "self" / "cgroup").write_text("1:name=systemd:/x\n0::/jobs/one\n")
+    assert memory.available(str(proc), str(groups)) == 5 * 1024
+
+    def bound(folder: Path, most: str, used: int, inactive: int) -> None:
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {inactive}\n")
+
+    bound(own, "max", 4000, 0)
+    assert memory.available(str(proc), str(groups)) == 5 * 1024
+    bound(own.parent, "6000", 4000, 500)
+    assert memory.available(str(proc), str(groups)) == 2500
+    bound(own, "1000", 4000, 0)
+    assert memory.available(str(proc), str(groups)) == 0
 
 
 # --- beside what is on disk ---------------------------------------------------------------------

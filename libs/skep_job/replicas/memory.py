@@ -224,16 +224,37 @@ def _require_own(folder: Path, accounts: set[int]) -> None:
         raise OSError(errno.EACCES, reason, str(folder))
 
 
-def available(path: str = "/proc/meminfo") -> int:
-    """Return the bytes of memory that can be filled without swapping, 0 where not known."""
+def available(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
+    """Return the bytes of memory that can be filled without swapping, 0 where not known.
+
+    What is on tmpfs counts as the memory of the control groups of the process that wrote it: a job
+    is not to be killed for its copies.
+    """
+    free = 0
     try:
-        with open(path, encoding="ascii") as file:
+        with open(f"{proc}/meminfo", encoding="ascii") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    free = int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
-        pass
-    return 0
+        return 0
+    return min([free, *_free_of_groups(proc, groups)])
+
+
+def _free_of_groups(proc: str, groups: str) -> Iterator[int]:
+    """Yield what each control group of this process may still fill (version 2), where bounded."""
+    path = ""
+    with contextlib.suppress(OSError):
+        lines = Path(proc, "self", "cgroup").read_text(encoding="utf-8", errors="replace")
+        path = next((line[3:] for line in lines.splitlines() if line.startswith("0::/")), "")
+    for above in (Path(path), *Path(path).parents) if path else ():
+        place = Path(groups, str(above).lstrip("/"))
+        with contextlib.suppress(OSError, ValueError):  # It has no bound, or is not seen here.
+            most = int((place / "memory.max").read_text())
+            used = int((place / "memory.current").read_text())
+            stat = (place / "memory.stat").read_text().split()
+            reclaimed = int(stat[stat.index("inactive_file") + 1])
+            yield max(0, most - used + reclaimed)
 
 
 def _seats(keys: set[Key]) -> list[tuple[int, int, int, int]]:

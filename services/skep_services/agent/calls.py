@@ -37,7 +37,7 @@ from skep_services.agent.environment import log_path, provide_job_library, run_p
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
-from skep_services.agent.replicas import Replicas, replica_bytes
+from skep_services.agent.replicas import AccountReplicas, Replicas, replica_bytes
 from skep_services.agent.runner_launch import not_written
 from skep_services.agent.secrets import JobSecrets, SecretsRefusedError
 from skep_services.agent.stores import Stores
@@ -82,6 +82,7 @@ class AgentCalls:
         *,
         launcher: LauncherRuntime | None = None,
         shared: Path | None = None,
+        copies: int = 0,
     ) -> None:
         """Take the ports.
 
@@ -94,6 +95,7 @@ class AgentCalls:
             fatal: Takes last words: the agent has to end.
             launcher: What executes processes as accounts of their own; it keeps their checkpoints.
             shared: The folder that the agent shares with jobs then; else they see `state`.
+            copies: Bytes that copies of their state may take in the node's memory then.
         """
         self._launcher, self.shared = launcher, shared or state
         self._filed: dict[str, bool] = {}  # runs for which the launcher may have files of secrets
@@ -104,10 +106,11 @@ class AgentCalls:
         self._sender: asyncio.Task[None] | None = None
         self._answer: Answer | None = None
         self._checkpoints = Checkpoints(self.shared, inherited)
-        # A launcher's jobs have accounts of their own, and none may read what another has there.
-        most = replica_bytes(inherited, host_memory()) if launcher is None else 0
+        most = replica_bytes(inherited, host_memory())
         self.replicas = Replicas(state, most)
         """The copies of jobs' state in this node's memory."""
+        if launcher is not None:
+            self.replicas = AccountReplicas(launcher, self.shared, min(most, copies))
         self.replicas.tell = self._tell_copies
         self._stores = Stores()
         self._mps = Mps(state, inherited, accounts=launcher is not None)
@@ -464,12 +467,13 @@ class AgentCalls:
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
         fresh = plan.fresh and command.command.attempt == 1
-        memory = self.replicas.provide(command.command, fresh=fresh)
+        memory = await self.replicas.prepare(command.command, fresh=fresh)
         copies = self._replica_variables(command.command) if memory else {}
         plan = msgspec.structs.replace(
             plan,
             env={**plan.env, **more, **secret, **copies},
             folders=(*plan.folders, *self._mps.folders(command.command), *memory),
+            copies=accounts and bool(memory),
         )
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
