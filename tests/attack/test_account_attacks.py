@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skep_services.adapters.launcher_runtime import LauncherRuntime
 from skep_services.agent import runner
 from skep_services.launcher.policy import DYNAMIC_FIRST
 from skep_services.ports import NodeRuntime, RunExited, RunStarted
@@ -423,7 +424,8 @@ async def test_copies_in_memory_of_others(attack: Attack) -> None:
         """,
         copies=True,
     )
-    assert sorted(await attack.runtime.copies()) == ["ada-1", "mallory-2"]  # type: ignore[attr-defined]
+    assert isinstance(attack.runtime, LauncherRuntime)
+    assert sorted(await attack.runtime.copies()) == ["ada-1", "mallory-2"]
     tries = f"attempt('copies of the job before', os.listdir, '{place}/ada-1')"
     await attack.refused(tries, copies=True, job="ada-1", checkpoints="")
     assert "mallory-3 keeps no copies in memory" in attack.launcher.said()
@@ -431,7 +433,7 @@ async def test_copies_in_memory_of_others(attack: Attack) -> None:
         attack.ask(do="remove", job=job, kind="copies")
     assert (place / "ada-1" / "one").exists()
     assert "copies is neither" in attack.start(copies="yes")
-    await attack.runtime.remove_copies("ada-1")  # type: ignore[attr-defined]
+    await attack.runtime.remove_copies("ada-1")
     await until(lambda: sorted(os.listdir(place)) == ["mallory-2"])
 
 

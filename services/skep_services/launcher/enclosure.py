@@ -468,7 +468,7 @@ class Apart(Enclosure):
 
     @property
     def _copies_bytes(self) -> int:
-        """Return what copies of the state of all jobs may take of this node's memory; 0: nothing."""
+        """Return the bytes that copies of all jobs' state may take in memory; 0: none."""
         return self._policy.limits.copies if policy.TMP not in self.lacks else 0
 
     def _copies(self, plan: Mapping[str, Any], account: Account) -> None:

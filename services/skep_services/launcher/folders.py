@@ -139,7 +139,7 @@ class Folders:
         return os.path.join(self.root, CHECKPOINTS, job)
 
     def provide_copies(self, job: str, account: Account) -> None:
-        """Make the folder of copies of a job's state, if need be. Raises as `provide_checkpoints`."""
+        """Make the folder of copies of a job's state; raises as `provide_checkpoints`."""
         self._own(COPIES, job, account)
 
     def provide_work(self, job: str, account: Account) -> None:
