@@ -24,9 +24,15 @@ SAMPLES = 100_000
 """More than it comes to."""
 
 
-def cost(folder: Path) -> dict[str, Any]:
-    """Return the rates of each pair, and what a copy takes beside the training."""
+def cost(folder: Path, layers: int) -> dict[str, Any]:
+    """Return the rates of each pair, and what a copy takes beside the training.
+
+    Args:
+        folder: For what the gang writes.
+        layers: Of the model: 12.6 million parameters each.
+    """
     options = LARGE | {"sizes": [1, RANKS], "copies": "auto", "samples": SAMPLES, "rests": True}
+    options["layers"] = layers
     with (
         tempfile.TemporaryDirectory(prefix="skep-cost-", dir=MEMORY) as memory,
         gang(folder / "cost", stamps=True, **options) as of,
@@ -41,6 +47,7 @@ def cost(folder: Path) -> dict[str, Any]:
                 told = len(found)
                 say(str(found[-1]))
             first._wait(lambda seen=seen: len(first.lines) > seen)
+        (known,) = first.answers("fingerprint")[:1]
         for member in members:
             member.process.kill()
     copies = [line for member in members for line in member.lines if "copied_s" in line]
@@ -48,7 +55,7 @@ def cost(folder: Path) -> dict[str, Any]:
     took = [line["copied_s"] for line in copies if isinstance(line["copied_s"], float)]
     ratios = [one["with_per_s"] / one["without_per_s"] for one in found]
     return {
-        "parameters_millions": 100.7,
+        "parameters_millions": round(known["fingerprint"]["parameters"] / 1e6, 1),
         "ranks": RANKS,
         "nodes": len(set(HOMES)),
         "pairs": found,

@@ -322,11 +322,11 @@ def recover(folder: Path) -> dict[str, Any]:
     return lost_ranks.recover(folder)
 
 
-def cost(folder: Path) -> dict[str, Any]:
+def cost(folder: Path, layers: int) -> dict[str, Any]:
     """100 M parameters on two nodes: mini-batches per second with copies in memory and without."""
     from tests.system import copy_cost
 
-    return copy_cost.cost(folder)
+    return copy_cost.cost(folder, layers)
 
 
 def phases(folder: Path) -> dict[str, Any]:
@@ -628,15 +628,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--only", choices=sorted(PLAYS), action="append", default=[])
     parser.add_argument("--seeds", type=int, default=5, help="runs of `lost` (default 5)")
+    parser.add_argument("--layers", type=int, default=8, help="of the model of `cost` (default 8)")
     arguments = parser.parse_args()
+    more = {"lost": (arguments.seeds,), "cost": (arguments.layers,)}
     found: dict[str, Any] = {}
     for name, play in PLAYS.items():
         if arguments.only and name not in arguments.only:
             continue
         say(name)
         with tempfile.TemporaryDirectory(prefix="skep-reshard-") as folder:
-            given = (arguments.seeds,) if name == "lost" else ()
-            found[name] = play(Path(folder), *given)
+            found[name] = play(Path(folder), *more.get(name, ()))
     print(json.dumps(found, indent=1))
     return 0
 
