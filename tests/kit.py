@@ -246,6 +246,7 @@ SOFT: dict[type, tuple[str, ...]] = {
         "settled",
         "unsure",
         "clearing",
+        "copies",
         "report_at",
         "used",
         "trouble",

@@ -190,6 +190,7 @@ COMMANDS: tuple[msgspec.Struct, ...] = (
         epoch=2, node="node-1", identity="other", text="another agent named node-1 is alive"
     ),
     commands.JoinAgain(epoch=2, node="node-1", identity=IDENTITY),
+    commands.DropCopies(epoch=2, node="node-1", identity=IDENTITY, jobs=("j16",)),
     commands.ClearNode(order=43, epoch=2, node="node-1", identity=IDENTITY),
 )
 KNOWN = node.MemberKnown(

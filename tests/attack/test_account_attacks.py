@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from skep_services.adapters.launcher_runtime import LauncherRuntime
 from skep_services.agent import runner
 from skep_services.launcher.policy import DYNAMIC_FIRST
 from skep_services.ports import NodeRuntime, RunExited, RunStarted
@@ -35,6 +36,7 @@ memory = "256M"
 pids = 64
 scratch = "8M"
 shared_memory = "16M"
+copies = "8M"
 [devices]
 nodes = ["/dev/fuse"]
 """
@@ -398,6 +400,41 @@ async def test_shared_memory_and_scratch_are_bounded(attack: Attack) -> None:
     assert (attack.end.code, attack.end.asked) == (-15, False), "it is the job's own fault"
     scratch = attack.launcher.jobs / "scratch"
     await until(lambda: [each.name for each in scratch.iterdir()] == ["ada-job"])
+
+
+@pytest.mark.asyncio
+async def test_copies_in_memory_of_others(attack: Attack) -> None:
+    place = attack.launcher.jobs / "copies"
+    attack.node.owner = "ada"
+    own = f"write('{place}/ada-1/one', 'state of ada'); os.chmod('{place}/ada-1/one', 0o777)"
+    assert await attack.tries(own, copies=True) == []
+    found = (place / "ada-1").stat()
+    assert found.st_dev != attack.launcher.jobs.stat().st_dev, "it is in memory"
+    assert (found.st_mode & 0o777, found.st_uid) == (0o700, DYNAMIC_FIRST)
+    attack.node.owner = "mallory"
+    await attack.refused(
+        f"""
+        copies = "{place}"
+        attempt("to list jobs with copies", os.listdir, copies)
+        attempt("a copy of ada's", read, copies + "/ada-1/one")
+        attempt("a file in place of it", write, copies + "/ada-1/one")
+        attempt("a folder of another job", os.mkdir, copies + "/j9")
+        attempt("ada's folder away", os.rename, copies + "/ada-1", copies + "/mallory-2/x")
+        attempt("more than all jobs may have", write, copies + "/mallory-2/x", "x" * (16 << 20))
+        """,
+        copies=True,
+    )
+    assert isinstance(attack.runtime, LauncherRuntime)
+    assert sorted(await attack.runtime.copies()) == ["ada-1", "mallory-2"]
+    tries = f"attempt('copies of the job before', os.listdir, '{place}/ada-1')"
+    await attack.refused(tries, copies=True, job="ada-1", checkpoints="")
+    assert "mallory-3 keeps no copies in memory" in attack.launcher.said()
+    for job in ("../logs", "ada-1/one", ""):
+        attack.ask(do="remove", job=job, kind="copies")
+    assert (place / "ada-1" / "one").exists()
+    assert "copies is neither" in attack.start(copies="yes")
+    await attack.runtime.remove_copies("ada-1")
+    await until(lambda: sorted(os.listdir(place)) == ["mallory-2"])
 
 
 @pytest.mark.asyncio

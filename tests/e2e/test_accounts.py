@@ -8,13 +8,15 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skep_services.launcher.policy import REPLACED
 from tests.launcher_kit import LauncherUnderTest, launcher
-from tests.support.embedded import SKEP, Embedded
+from tests.support.embedded import SKEP, Embedded, until
 
 pytestmark = [
     pytest.mark.needs("root", "useradd", "runuser"),
@@ -78,7 +80,9 @@ def served() -> Iterator[LauncherUnderTest]:
             subprocess.run(["userdel", name], check=True, capture_output=True)
 
 
-def test_tenants_cannot_reach_one_another_or_the_cluster(served: LauncherUnderTest) -> None:
+@contextmanager
+def plain_cluster(served: LauncherUnderTest, *options: str) -> Iterator[PlainCluster]:
+    """Yield a cluster of one node whose jobs the launcher starts."""
     home = served.folder / "home"
     home.mkdir()
     os.chown(home, pwd.getpwnam(AGENT).pw_uid, -1)
@@ -89,9 +93,33 @@ def test_tenants_cannot_reach_one_another_or_the_cluster(served: LauncherUnderTe
     }
     cluster = PlainCluster(home / "cluster", more)
     try:
-        cluster.up(
-            "--nodes", "1", "--gpus", "2", "--vc", "nlp=1", "--vc", "vision=1", "--port", "0"
-        )
+        cluster.up("--nodes", "1", "--gpus", "2", *options, "--port", "0")
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.mark.nightly
+def test_copies_in_memory_are_the_accounts_own_and_go_with_the_job(
+    served: LauncherUnderTest,
+) -> None:
+    with plain_cluster(served, "--vc", "nlp=2") as cluster:
+        keeps = ["sh", "-c", "echo state > $SKEP_REPLICAS/copy; sleep 1000"]
+        wanted = {"workers": 2}
+        job = submit(cluster, served.folder, "nlp", keeps, resources=wanted)
+        cluster.started(job)
+        folder = served.jobs / "copies" / job
+        until((folder / "copy").exists, "a copy")
+        found = folder.stat()
+        assert (found.st_uid, found.st_mode & 0o777) == (pwd.getpwnam(NLP).pw_uid, 0o700)
+        assert found.st_dev != served.jobs.stat().st_dev, "it is in memory"
+        cluster.skep("cancel", job)
+        until(lambda: not folder.exists(), "the copies to go")
+
+
+def test_tenants_cannot_reach_one_another_or_the_cluster(served: LauncherUnderTest) -> None:
+    home = served.folder / "home"
+    with plain_cluster(served, "--vc", "nlp=1", "--vc", "vision=1") as cluster:
         victim = submit(cluster, served.folder, "vision", ["sleep", "1000"])
         cluster.started(victim)
         agent = cluster.pids()["node-1"]["pid"]
@@ -120,11 +148,9 @@ def test_tenants_cannot_reach_one_another_or_the_cluster(served: LauncherUnderTe
         cluster.skep("cancel", victim)
         assert cluster.ended(victim)["state"] == "cancelled"
         assert not Path(f"/proc/{sleeping}").exists()
-    finally:
-        cluster.down()
 
 
-def submit(cluster: PlainCluster, folder: Path, vc: str, command: list[str], **more: str) -> str:
+def submit(cluster: PlainCluster, folder: Path, vc: str, command: list[str], **more: Any) -> str:
     """Submit a job; return its id."""
     spec = folder / "spec.json"
     tree = {"name": "x", "vc": vc, "command": command, "workdir": "/", **more}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from skep_services.agent.replicas import KEEP_S, Replicas, replica_bytes
+from skep_services.agent.replicas import KEEP_S, AccountReplicas, Replicas, replica_bytes
 from skep_services.service import ConfigurationError
 from tests.kit import bind, plans
+
+
+def names(of: Replicas) -> list[str]:
+    return asyncio.run(of.names())
 
 
 def test_an_operator_bounds_the_copies_of_a_node() -> None:
@@ -58,11 +64,13 @@ def test_copies_go_with_success_and_once_no_attempt_comes(tmp_path: Path) -> Non
     of.remove("j1")
     assert not (of.root / "j1").exists()
     again = Replicas(tmp_path / "state", 500, within=tmp_path)
-    assert again.unneeded(lambda job: False, 100.0) == [], "an agent that has just begun"
-    assert again.unneeded(lambda job: job == "j2", 100.0 + KEEP_S) == []
-    assert again.unneeded(lambda job: job == "j2", 101.0 + KEEP_S) == ["j3"]
+    assert again.unneeded(names(again), lambda job: False, 100.0) == [], (
+        "an agent that has just begun"
+    )
+    assert again.unneeded(names(again), lambda job: job == "j2", 100.0 + KEEP_S) == []
+    assert again.unneeded(names(again), lambda job: job == "j2", 101.0 + KEEP_S) == ["j3"]
     again.remove("j3")
-    assert again.unneeded(lambda job: False, 102.0 + 2 * KEEP_S) == ["j2"]
+    assert again.unneeded(names(again), lambda job: False, 102.0 + 2 * KEEP_S) == ["j2"]
     again.remove("j2")
     assert [path.name for path in of.root.iterdir()] == ["foreign"]
     (of.root / "foreign").rmdir()
@@ -88,7 +96,7 @@ def test_what_another_user_put_in_its_place_is_not_removed(tmp_path: Path) -> No
     of.root.symlink_to(tmp_path / "elsewhere")
     of.remove_all(())
     of.remove("j1")
-    assert of.unneeded(lambda job: False, 10 * KEEP_S) == []
+    assert of.unneeded(names(of), lambda job: False, 10 * KEEP_S) == []
     assert (tmp_path / "elsewhere" / "j1").exists()
 
 
@@ -101,3 +109,72 @@ def test_a_job_with_the_id_of_another_one_does_not_get_its_copies(tmp_path: Path
     assert (folder / "file").exists(), "the next attempt of the same job"
     of.provide(gang, fresh=True)
     assert not (folder / "file").exists()
+
+
+@pytest.mark.asyncio
+async def test_which_jobs_have_copies_is_told_when_it_changes(tmp_path: Path) -> None:
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    told: list[tuple[str, ...]] = []
+
+    async def tell(jobs: tuple[str, ...]) -> None:
+        told.append(jobs)
+
+    of.tell = tell
+    await of.look()
+    for job in ("j10", "j9"):
+        of.provide(bind(job=job, ranks=plans((0,)), world=2, nodes=2))
+    (of.root / "foreign").mkdir()
+    await of.look()
+    await of.look()
+    await of.drop("j9")
+    await of.drop("j9")
+    assert told == [("j9", "j10"), ("j10",)]
+    again = Replicas(tmp_path / "state", 500, within=tmp_path)
+    again.tell = tell
+    await again.look()
+    assert told[2:] == [("j10",)], "after a restart"
+
+
+class Launcher:
+    """What has folders made for accounts."""
+
+    def __init__(self) -> None:
+        self.has = ["j1", "j2"]
+
+    async def copies(self) -> list[str]:
+        return list(self.has)
+
+    async def remove_copies(self, job: str) -> None:
+        self.has.remove(job)
+
+
+@pytest.mark.asyncio
+async def test_a_launcher_makes_and_removes_the_folders_of_accounts(tmp_path: Path) -> None:
+    of = AccountReplicas(Launcher(), tmp_path, 500)
+    told: list[tuple[str, ...]] = []
+
+    async def tell(jobs: tuple[str, ...]) -> None:
+        told.append(jobs)
+
+    of.tell = tell
+    gang = bind(ranks=plans((0,)), world=2, nodes=2)
+    assert await of.prepare(gang, fresh=False) == (str(tmp_path / "copies" / "j1"),)
+    assert of.variables(gang, "10.0.0.9")["SKEP_REPLICAS"] == str(tmp_path / "copies" / "j1")
+    await of.look()
+    await of.prepare(gang, fresh=True)
+    await of.look()
+    await of.drop("j2")
+    assert told == [("j1", "j2"), ("j2",), ()]
+    contained = msgspec.structs.replace(gang, image="trains:1")
+    assert await of.prepare(contained, fresh=False) == ()
+    assert of.variables(contained, "10.0.0.9") == {}
+
+
+@pytest.mark.asyncio
+async def test_a_launcher_that_keeps_no_copies_is_asked_for_none(tmp_path: Path) -> None:
+    launcher = Launcher()
+    of = AccountReplicas(launcher, tmp_path, 0)
+    assert await of.prepare(bind(ranks=plans((0,)), world=2, nodes=2), fresh=True) == ()
+    assert await of.names() == []
+    await of.drop("j1")
+    assert launcher.has == ["j1", "j2"]

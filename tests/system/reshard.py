@@ -9,6 +9,7 @@
     phases     a rank is killed in each phase of a change and of a checkpoint
     lost       a rank or a node of two is lost at any moment (`--seeds`): copies in memory
     recover    FSDP2 of 100 M parameters on two nodes: from a loss to the next mini-batch
+    cost       the same while it copies its state, and while it does not: mini-batches per second
     move       the same moved to warm successors, beside what the link takes for the bytes
 
 Prints one JSON object. `--only NAME` plays one of them. Full disks need root.
@@ -321,6 +322,13 @@ def recover(folder: Path) -> dict[str, Any]:
     return lost_ranks.recover(folder)
 
 
+def cost(folder: Path, layers: int) -> dict[str, Any]:
+    """100 M parameters on two nodes: mini-batches per second with copies in memory and without."""
+    from tests.system import copy_cost
+
+    return copy_cost.cost(folder, layers)
+
+
 def phases(folder: Path) -> dict[str, Any]:
     """A rank dies in each phase of a change or of a checkpoint."""
     whole, _ = alone(folder / "two", 2, **SMALL)
@@ -607,6 +615,7 @@ PLAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "phases": phases,
     "lost": lost,
     "recover": recover,
+    "cost": cost,
 }
 
 
@@ -619,15 +628,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--only", choices=sorted(PLAYS), action="append", default=[])
     parser.add_argument("--seeds", type=int, default=5, help="runs of `lost` (default 5)")
+    parser.add_argument("--layers", type=int, default=8, help="of the model of `cost` (default 8)")
     arguments = parser.parse_args()
+    more = {"lost": (arguments.seeds,), "cost": (arguments.layers,)}
     found: dict[str, Any] = {}
     for name, play in PLAYS.items():
         if arguments.only and name not in arguments.only:
             continue
         say(name)
         with tempfile.TemporaryDirectory(prefix="skep-reshard-") as folder:
-            given = (arguments.seeds,) if name == "lost" else ()
-            found[name] = play(Path(folder), *given)
+            found[name] = play(Path(folder), *more.get(name, ()))
     print(json.dumps(found, indent=1))
     return 0
 

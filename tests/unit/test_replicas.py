@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Callable[..., Me
     with pytest.raises(OSError, match="has 100000 bytes of free memory"):
         scarce.store(state(), KEY, 0)
     assert [*small.entries(), *scarce.entries()] == []
-    assert {path.name for path in small.folder.iterdir()} <= {"lock"}
+    assert list(small.folder.iterdir()) == []
 
 
 def test_a_file_that_comes_twice_at_once_is_whole(place: Callable[..., Memory]) -> None:
@@ -104,7 +104,7 @@ def test_a_file_that_comes_twice_at_once_is_whole(place: Callable[..., Memory]) 
 
     path, size = mine.take_in(KEY, 1, 4, second)
     assert (path.read_bytes(), size) == (b"4444", 4)
-    assert {each.name for each in mine.folder.iterdir()} == {"lock", path.name}
+    assert {each.name for each in mine.folder.iterdir()} == {path.name}
 
 
 def test_all_jobs_of_a_node_share_the_bound(place: Callable[..., Memory], tmp_path: Path) -> None:
@@ -112,6 +112,31 @@ def test_all_jobs_of_a_node_share_the_bound(place: Callable[..., Memory], tmp_pa
     other = Memory(tmp_path / "n0" / "j8", "j8", 1, 3_000_000)
     with pytest.raises(OSError, match="do not fit beside"):
         other.store(state(size=250_000), Key(1, 1, 2), 0)
+
+
+def test_jobs_that_take_room_at_once_keep_to_the_bound(
+    place: Callable[..., Memory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place()
+    jobs = [Memory(tmp_path / "n0" / f"j{n}", f"j{n}", 1, 3000) for n in range(4)]
+    reserve, at_once = os.posix_fallocate, threading.Barrier(4)
+
+    def slowly(descriptor: int, start: int, size: int) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            at_once.wait(0.2)  # Together only if several have found room before one has taken it.
+        reserve(descriptor, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", slowly)
+
+    def take(job: Memory) -> bool:
+        try:
+            job.take_in(Key(1, 1, 2), 0, 1000, lambda path: None)
+        except OSError as error:
+            return error.errno != errno.ENOSPC
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(take, jobs)) == [False, True, True, True]
 
 
 def test_older_boundaries_go_and_those_of_a_later_attempt_stay(
@@ -604,7 +629,136 @@ def test_what_the_agent_says_is_read(tmp_path: Path) -> None:
 
 
 def test_free_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
-    assert memory.available(str(path)) == 5 * 1024
-    assert memory.available(str(tmp_path / "absent")) == 0
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    own = groups / "jobs" / "one"
+    own.mkdir(parents=True)
+    assert memory.available(str(proc), str(groups)) == 0
+    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
+    (proc / "self" / "cgroup").write_text("1:name=systemd:/x\n0::/jobs/one\n")
+    assert memory.available(str(proc), str(groups)) == 5 * 1024
+
+    def bound(folder: Path, most: str, used: int, inactive: int) -> None:
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {inactive}\n")
+
+    bound(own, "max", 4000, 0)
+    assert memory.available(str(proc), str(groups)) == 5 * 1024
+    bound(own.parent, "6000", 4000, 500)
+    assert memory.available(str(proc), str(groups)) == 2500
+    bound(own, "1000", 4000, 0)
+    assert memory.available(str(proc), str(groups)) == 0
+
+
+# --- beside what is on disk ---------------------------------------------------------------------
+
+STATES = [Key(3, 4, 2), Key(3, 8, 2), Key(4, 5, 2)]
+"""In the order in which they are preferred: a later attempt knows more, at whatever mini-batch."""
+
+
+def going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: set[Path] | None = None
+) -> list[Path]:
+    """Return the file that each rank of attempt 5 goes on from."""
+
+    def read(run: object, folder: Checkpoints, entry: Entry, seat: object) -> Any:
+        return "it is damaged" if entry.path in (damaged or ()) else (None, None)
+
+    monkeypatch.setattr("skep_job.cooperate.cooperation._read", read)
+    ranks = ranks_of(tmp_path, ["a", "b"], 5)
+    gang = meet(ranks)
+
+    def newest(rank: int, group: Any) -> Path:
+        group.common = lambda entries, _: entries
+        cooperation = Cooperation.__new__(Cooperation)
+        cooperation._replicas, cooperation._together = ranks[rank], group
+        cooperation._elastic, cooperation._split = None, False
+        cooperation._seat = lambda: (rank, 2)  # type: ignore[method-assign]
+        found = cooperation._newest(None, disk(tmp_path, 5, rank))  # type: ignore[arg-type]
+        return found[0].path if found is not None else Path()
+
+    return list(gang.each(newest))
+
+
+def disk(tmp_path: Path, attempt: int, rank: int) -> Checkpoints:
+    return Checkpoints(tmp_path / "disk", "j7", attempt, rank, 2, keep=9)
+
+
+def keep(tmp_path: Path, key: Key, *, on_disk: bool) -> None:
+    """Have both ranks keep a state on disk, or in memory."""
+    ranks = ranks_of(tmp_path, ["a", "b"], key.attempt)
+    gang = meet(ranks)
+
+    def store(rank: int, _: object) -> None:
+        if on_disk:
+            disk(tmp_path, key.attempt, rank).save(state(), key.step)
+            return
+        ranks[rank].found()
+        ranks[rank]._memory.store(state(), key, rank)  # type: ignore[union-attr]
+
+    gang.each(store)
+
+
+@pytest.mark.parametrize(
+    "places", list(itertools.product(("", "disk", "memory", "both"), repeat=len(STATES)))
+)
+def test_the_newest_state_is_gone_on_from_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: tuple[str, ...]
+) -> None:
+    for key, place in zip(STATES, places, strict=True):
+        for where in ("memory", "disk"):
+            if place in (where, "both"):
+                keep(tmp_path, key, on_disk=where == "disk")
+    had = [(key, place) for key, place in zip(STATES, places, strict=True) if place]
+    found = going_on(tmp_path, monkeypatch)
+    if not had:
+        assert found == [Path(), Path()]
+        return
+    key, place = had[-1]
+    names = [f"a{key.attempt:05}-s{key.step:012}-r{rank}of2.safetensors" for rank in range(2)]
+    assert [path.name for path in found] == names
+    assert {path.parent.name for path in found} == {"disk" if place == "disk" else "j7"}
+
+
+def test_a_state_in_memory_that_cannot_be_read_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, STATES[0], on_disk=True)
+    keep(tmp_path, STATES[1], on_disk=True)
+    keep(tmp_path, STATES[1], on_disk=False)
+    keep(tmp_path, STATES[2], on_disk=False)
+    damaged = set((tmp_path / "b" / "j7").iterdir())
+    found = going_on(tmp_path, monkeypatch, damaged)
+    assert {path.parent.name for path in found} == {"disk"}
+    assert {path.name.split("-r")[0] for path in found} == {"a00003-s000000000008"}
+
+
+def test_a_checkpoint_on_disk_does_not_wait_for_copies_that_fail(tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, ["a", "b"], 3)
+    meet(ranks)
+    one = ranks[0]
+    written: list[str] = []
+
+    def save() -> None:
+        later = SimpleNamespace(begin=lambda state, _, write, *more: write(state))
+        saves = SimpleNamespace(save=lambda *more: written.append("disk"))
+        cooperation = SimpleNamespace(
+            _may_save=lambda _: saves,
+            _snapshot=state,
+            _steps=lambda: 4,
+            _require_memory=lambda _: None,
+            _run=SimpleNamespace(tracked={}),
+            _replicas=one,
+            _together=SimpleNamespace(alone=False),
+            _later=later,
+            _copy_first=lambda *more: written.append("memory"),
+        )
+        Cooperation._save_later(cooperation, None, lambda *more: None)  # type: ignore[arg-type]
+
+    save()
+    one.finished(4, OSError(errno.ETIMEDOUT, "the other node does not answer"), 0)
+    save()
+    one.finished(5, 0.5, 0)
+    save()
+    assert written == ["memory", "disk", "disk", "memory", "disk"]

@@ -251,6 +251,7 @@ def _job_requeued(state: ClusterState, fact: JobRequeued) -> None:
     job.move("JobRequeued")
     job.retries_used += fact.counted
     job.losses += not fact.counted and fact.why not in GIVES_WAY
+    job.copies = tuple(gone.node for gone in job.gone if gone.copies) or job.copies
     job.members, job.parts, job.gone = {}, {}, []
     job.apart = job.spec.resources.share > 0 and job.stopped_why is Reason.UNPACKED
     job.stopped_why, job.waits = None, None

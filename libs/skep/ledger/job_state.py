@@ -272,6 +272,9 @@ class JobState(msgspec.Struct):
     """The attempt did nothing for long, and was suspended for it, or could not be."""
     first_ran_at: Instant = Instant(0)
     """When its first attempt ran, if a later one is to look for checkpoints; else 0."""
+    copies: tuple[str, ...] = ()
+    """The nodes that had copies of its state in their memory when the latest attempt ended that
+    kept some."""
 
     @property
     def following(self) -> int:

@@ -37,6 +37,8 @@ DEVICE_MAX = 1023
 """The highest index of a device, so a node has at most 1,024."""
 DEVICES_MAX = DEVICE_MAX + 1
 PORT_MAX = 65_535
+COPIES_MAX = 64
+"""Jobs that a node names at once for having copies of their state in its memory."""
 LISTED_MAX = 100_000
 """Entries of a list that has no bound of its own; a message's bytes bound it as well."""
 NODES_MAX = 65_536

@@ -14,6 +14,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from skep.wire.bounds import (
+    COPIES_MAX,
     LISTED_MAX,
     RANKS_MAX,
     Attempt,
@@ -201,6 +202,18 @@ class ClearNode(Message, frozen=True, tag="clear-node"):
     identity: Short
 
 
+class DropCopies(Message, frozen=True, tag="drop-copies"):
+    """These jobs have ended: remove what they have in the node's memory.
+
+    It is not answered: the node says with each heartbeat of which jobs it has something.
+    """
+
+    epoch: Count
+    node: Token
+    identity: Short
+    jobs: Annotated[tuple[JobName, ...], Meta(max_length=COPIES_MAX)]
+
+
 class Hold(StrEnum):
     """On whose behalf a part is suspended: it goes on once no hold is left."""
 
@@ -327,4 +340,4 @@ class ChangeJob(Message, frozen=True, tag="change-job"):
     trace: Short = ""
 
 
-Command = BindJob | StopJob | ChangeJob | RefuseNode | JoinAgain | ClearNode
+Command = BindJob | StopJob | ChangeJob | RefuseNode | JoinAgain | ClearNode | DropCopies

@@ -413,7 +413,7 @@ class MemberGone(Message, frozen=True, tag="member-gone"):
     """One node's part of an attempt is over.
 
     `free` says whether its GPUs are known to be free: not while a lost node has yet to confirm it.
-    `values` are as in JobEnded.
+    `copies`: the node has copies of the gang's state in its memory. `values` are as in JobEnded.
     """
 
     job: str
@@ -426,6 +426,7 @@ class MemberGone(Message, frozen=True, tag="member-gone"):
     detail: str = ""
     values: dict[str, float] = {}
     values_step: int = 0
+    copies: bool = False
 
 
 class GhostGone(Message, frozen=True, tag="ghost-gone"):

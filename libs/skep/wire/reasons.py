@@ -207,6 +207,7 @@ class Reason(StrEnum):
     # Why a job was placed where it was.
     BEST_FIT_ONE_NODE = "best-fit-one-node"
     FEWEST_NODES = "fewest-nodes"
+    HOLDS_COPIES = "holds-copies"
     CELLS_RESERVED = "cells-reserved"
 
     # Why a job was stopped, put back or ended.
@@ -585,6 +586,7 @@ TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
     Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",
+    Reason.HOLDS_COPIES: "copies of its state are in the memory of these nodes, or of some of them",
     Reason.SUCCEEDED: "every process exited with status 0",
     Reason.EXITED_NONZERO: "a process exited with a status other than 0",
     Reason.KILLED_BY_SIGNAL: "a process was killed by a signal",

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from skep.units import Instant
 from skep.wire.bounds import (
+    COPIES_MAX,
     DEVICES_MAX,
     LISTED_MAX,
     RANKS_MAX,
@@ -93,7 +94,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
     `epoch` is the highest epoch of the allocator whose orders it took; 0: of none. `building` are
     the environments that it builds now. `idle` are parts of jobs whose VC wants to know, `hung`
-    those whose spec wants it.
+    those whose spec wants it. `copies` are jobs without a part here of which the node's memory has
+    copies of their state.
     """
 
     node: Token
@@ -105,6 +107,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     building: Annotated[tuple[Building, ...], Meta(max_length=LISTED_MAX)] = ()
     idle: Annotated[tuple[IdlePart, ...], Meta(max_length=LISTED_MAX)] = ()
     hung: Annotated[tuple[HungPart, ...], Meta(max_length=LISTED_MAX)] = ()
+    copies: Annotated[tuple[JobName, ...], Meta(max_length=COPIES_MAX)] = ()
 
 
 class RankProgress(Message, frozen=True):

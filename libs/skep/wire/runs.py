@@ -47,7 +47,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     `fresh`, what is in its log already is of another run of this token, before a restore. `work` is
     the attempt's own folder, if it has one: a launcher makes the folder around it. `mounts` are the
     volumes that it gets: a launcher takes their paths from its own policy. Without `warm` it is
-    executed.
+    executed. `copies`: a launcher makes a folder in the node's memory for copies of its state.
     """
 
     token: str
@@ -73,6 +73,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     work: str = ""
     mounts: tuple[Mount, ...] = ()
     warm: Warm | None = None
+    copies: bool = False
 
 
 class RunStarted(msgspec.Struct, frozen=True):

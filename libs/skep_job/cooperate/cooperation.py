@@ -129,6 +129,7 @@ class Cooperation:
         self._split = False
         """Whether this rank has a part of the state."""
         self._later = Later()
+        self._able: list[str] | None = None  # What it said last that it can do.
         every = options.replicas_every
         self._replicas = Replicas(
             options.memory,
@@ -160,7 +161,7 @@ class Cooperation:
             self._check_versions()
             learn(_parameters(run.tracked))
         self._meet()
-        control.say("can", tier="cooperative", can=self._can(run))
+        self._say_can(run)
         recording.record()
         self._catch_sigterm()
         place: dict[str, Any] | None
@@ -302,7 +303,8 @@ class Cooperation:
         state, step = self._snapshot(), self._steps()
         self._require_memory(state)
         assert self._run is not None
-        copy = self._replicas.copying(step) if self._replicas.active else None
+        copies = self._replicas.active and not self._replicas.failing
+        copy = self._replicas.copying(step) if copies else None
         alone = folder is None and self._together.alone  # A part among others is not all of it.
 
         def write(state: Snapshot) -> Any:
@@ -414,6 +416,8 @@ class Cooperation:
         """Find the ranks of the gang that the elastic one has become."""
         self._together.begin()
         self._meet()
+        if self._run is not None:
+            self._say_can(self._run)  # One that has grown may have copies from here on.
 
     def _meet(self) -> None:
         """Find out which nodes can keep copies of the state; on all ranks alike."""
@@ -640,14 +644,23 @@ class Cooperation:
 
     # --- small things -----------------------------------------------------------------------------
 
+    def _say_can(self, run: Run) -> None:
+        """Say what this rank can do, if that is news."""
+        able = self._can(run)
+        if able != self._able:
+            self._able = able
+            self._control.say("can", tier="cooperative", can=able)
+
     def _can(self, run: Run) -> list[str]:
         if self._elastic is None and "torch" in sys.modules and not (run.tracked or run.state):
             complain("nothing is tracked, so the job is neither stored nor moved: see run.track()")
             return self._hooks.can()
+        able = [*self._hooks.can(), "checkpoint"]
+        if self._replicas.active:  # Its next attempt is placed where they are.
+            able.append("copies")
         if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
-            return [*self._hooks.can(), "checkpoint"]
-        more = ["migrate"] if self._elastic is None else ["migrate", "resize"]
-        return [*self._hooks.can(), "checkpoint", *more]
+            return able
+        return [*able, "migrate"] if self._elastic is None else [*able, "migrate", "resize"]
 
     def _arrived(self) -> dict[str, Any] | None:
         """Return the place of a successor that has its state, and has not trained yet."""

@@ -2,11 +2,11 @@
 
     a00003-s000000001200-r0of4.safetensors  of a rank of this node, or of one of another node
     *.part                                  being written
-    lock                                    held while room is taken
 
 Files have the form and the names of checkpoints. The folder is on tmpfs and outlives the job's
 processes; the agent makes it, names its bound, and removes it. Every file is reserved before it is
-written, so that a full memory is an error and no signal.
+written, so that a full memory is an error and no signal; the folder and the one above it, which is
+that of all jobs on the node, are locked meanwhile.
 """
 
 from __future__ import annotations
@@ -190,13 +190,19 @@ class Memory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = self.folder / "lock"
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        """Be the only process of all jobs on the node that takes room.
+
+        In a container the folder above is one of its own: there it is so for this job alone.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        parent = self.folder.parent
+        ours = parent.lstat().st_uid == os.geteuid()
+        with contextlib.ExitStack() as stack:
+            for each in (parent, self.folder) if ours else (self.folder,):
+                descriptor = os.open(each, flags)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _require_own(folder: Path, accounts: set[int]) -> None:
@@ -218,16 +224,37 @@ def _require_own(folder: Path, accounts: set[int]) -> None:
         raise OSError(errno.EACCES, reason, str(folder))
 
 
-def available(path: str = "/proc/meminfo") -> int:
-    """Return the bytes of memory that can be filled without swapping, 0 where not known."""
+def available(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
+    """Return the bytes of memory that can be filled without swapping, 0 where not known.
+
+    What is on tmpfs counts as the memory of the control groups of the process that wrote it: a job
+    is not to be killed for its copies.
+    """
+    free = 0
     try:
-        with open(path, encoding="ascii") as file:
+        with open(f"{proc}/meminfo", encoding="ascii") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    free = int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
-        pass
-    return 0
+        return 0
+    return min([free, *_free_of_groups(proc, groups)])
+
+
+def _free_of_groups(proc: str, groups: str) -> Iterator[int]:
+    """Yield what each control group of this process may still fill (version 2), where bounded."""
+    path = ""
+    with contextlib.suppress(OSError):
+        lines = Path(proc, "self", "cgroup").read_text(encoding="utf-8", errors="replace")
+        path = next((line[3:] for line in lines.splitlines() if line.startswith("0::/")), "")
+    for above in (Path(path), *Path(path).parents) if path else ():
+        place = Path(groups, str(above).lstrip("/"))
+        with contextlib.suppress(OSError, ValueError):  # It has no bound, or is not seen here.
+            most = int((place / "memory.max").read_text())
+            used = int((place / "memory.current").read_text())
+            stat = (place / "memory.stat").read_text().split()
+            reclaimed = int(stat[stat.index("inactive_file") + 1])
+            yield max(0, most - used + reclaimed)
 
 
 def _seats(keys: set[Key]) -> list[tuple[int, int, int, int]]:

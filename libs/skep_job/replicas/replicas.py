@@ -109,6 +109,8 @@ class Replicas:
         self._server: Server | None = None
         self._gang = _Gang(0, 0, [])
         self._active = False
+        self.failing = False
+        """Whether the last copy of this rank failed: a checkpoint on disk waits for no other."""
         self._done = (self._gang, -1)
         """The last copy, if it succeeded: the gang that it is of, and the mini-batches."""
         self._newest: Key | None = None
@@ -299,6 +301,7 @@ class Replicas:
             outcome: Seconds, or what was raised.
             stood_ns: For how long the training stood still.
         """
+        self.failing = isinstance(outcome, BaseException)
         if isinstance(outcome, BaseException):
             text = f"no copy in memory after mini-batch {step}: {describe(outcome)}"
             self._complain(text, "copy", *_kind(outcome))

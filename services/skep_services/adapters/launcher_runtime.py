@@ -38,6 +38,8 @@ class Launcher(msgspec.Struct, frozen=True):
     folder: Path
     mode: str
     lacks: dict[str, str]
+    copies: int = 0
+    """Bytes that copies of jobs' state may take of the node's memory; 0: it keeps none."""
 
 
 async def find(path: Path) -> Launcher:
@@ -68,7 +70,8 @@ async def find(path: Path) -> Launcher:
             raise ConfigurationError(text) from error
         # It may be about to start, or to be started anew: the agent is tried again.
         raise ConnectionError(text) from error
-    return Launcher(path, Path(said["folder"]), said["mode"], said["lacks"])
+    copies = said.get("copies", 0)  # Launchers of before have none.
+    return Launcher(path, Path(said["folder"]), said["mode"], said["lacks"], copies)
 
 
 class LauncherRuntime(ProcessRuntime):
@@ -86,7 +89,8 @@ class LauncherRuntime(ProcessRuntime):
             "owner": plan.owner,
             "vc": plan.vc,
             **({"work": plan.work} if plan.work else {}),
-            # Launchers of before know no such key, and refuse what they do not know.
+            # Launchers of before know no such keys, and refuse what they do not know.
+            **({"copies": True} if plan.copies else {}),
             **(
                 {"volumes": [(one.name, one.target, one.mode) for one in plan.mounts]}
                 if plan.mounts
@@ -117,6 +121,14 @@ class LauncherRuntime(ProcessRuntime):
     async def remove_checkpoints(self, job: str) -> None:
         """Remove the checkpoints of a job, unless it has processes here."""
         await self._ask({"do": "remove", "job": job})
+
+    async def copies(self) -> list[str]:
+        """Return the jobs with copies of their state in this node's memory."""
+        return [str(job) for job in (await self._ask({"do": "copies"}))["jobs"]]
+
+    async def remove_copies(self, job: str) -> None:
+        """Remove the copies of a job's state, unless it has processes here."""
+        await self._ask({"do": "remove", "job": job, "kind": "copies"})
 
     async def remove_logs(self, job: str) -> None:
         """Remove the logs of a job, unless it has processes here."""

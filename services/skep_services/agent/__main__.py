@@ -247,6 +247,7 @@ async def main(chosen: Settings, log: Any) -> None:
         fatal,
         launcher=processes,
         shared=shown,
+        copies=launcher.copies if launcher else 0,
     )
     calls.driver, calls.images_of_processes = driver, images
     journal = AgentJournal(chosen.state / "journal", machine)

@@ -43,7 +43,7 @@ from skep_services.agent.environment import log_path, provide_job_library, run_p
 from skep_services.agent.memory import host_bytes_free
 from skep_services.agent.mps import Mps
 from skep_services.agent.rank_access import SECRET_VARIABLE, RankAccess, node_key
-from skep_services.agent.replicas import Replicas, replica_bytes
+from skep_services.agent.replicas import AccountReplicas, Replicas, replica_bytes
 from skep_services.agent.runner_launch import not_written
 from skep_services.agent.secrets import JobSecrets, SecretsRefusedError
 from skep_services.agent.stores import Stores
@@ -88,6 +88,7 @@ class AgentCalls:
         *,
         launcher: LauncherRuntime | None = None,
         shared: Path | None = None,
+        copies: int = 0,
     ) -> None:
         """Take the ports.
 
@@ -100,6 +101,7 @@ class AgentCalls:
             fatal: Takes last words: the agent has to end.
             launcher: What executes processes as accounts of their own; it keeps their checkpoints.
             shared: The folder that the agent shares with jobs then; else they see `state`.
+            copies: Bytes that copies of their state may take in the node's memory then.
         """
         self._launcher, self.shared = launcher, shared or state
         self._filed: dict[str, bool] = {}  # runs for which the launcher may have files of secrets
@@ -110,10 +112,12 @@ class AgentCalls:
         self._sender: asyncio.Task[None] | None = None
         self._answer: Answer | None = None
         self._checkpoints = Checkpoints(self.shared, inherited)
-        # A launcher's jobs have accounts of their own, and none may read what another has there.
-        most = replica_bytes(inherited, host_memory()) if launcher is None else 0
+        most = replica_bytes(inherited, host_memory())
         self.replicas = Replicas(state, most)
         """The copies of jobs' state in this node's memory."""
+        if launcher is not None:
+            self.replicas = AccountReplicas(launcher, self.shared, min(most, copies))
+        self.replicas.tell = self._tell_copies
         self._stores = Stores()
         self._mps = Mps(state, inherited, accounts=launcher is not None)
         self._secrets = JobSecrets(bus, state)
@@ -209,8 +213,8 @@ class AgentCalls:
                 self.tell(self._completed(command))
             case machine.OpenStore():
                 self._spawn(self._open_store(command, answer))
-            case machine.SweepDevices():
-                self._spawn(self._sweep(command))
+            case machine.SweepDevices() | machine.RemoveCopies():
+                self._spawn(self._clean(command))
             case machine.ExitProcess():
                 error = BeginAnewError if command.anew else NameTakenError
                 self._fatal(error(command.text))
@@ -395,6 +399,12 @@ class AgentCalls:
         trouble = await self._stores.open(command.address, command.port)
         await answer(machine.StoreOpened(command.job, command.attempt, trouble))
 
+    async def _clean(self, command: machine.SweepDevices | machine.RemoveCopies) -> None:
+        if isinstance(command, machine.RemoveCopies):
+            await self.replicas.drop(command.job)
+        else:
+            await self._sweep(command)
+
     async def _sweep(self, command: machine.SweepDevices) -> None:
         """Name the processes that still hold memory of devices that a part has left."""
         seen = await asyncio.to_thread(self._devices.look)
@@ -428,6 +438,10 @@ class AgentCalls:
         )
         if self._answer is not None:
             await self._answer(machine.BuildsSeen((*self._built, *pulls)))
+
+    async def _tell_copies(self, jobs: tuple[str, ...]) -> None:
+        if self._answer is not None:
+            await self._answer(machine.CopiesSeen(jobs))
 
     async def _fetch_image(self, command: BindJob, token: str) -> RunNotStarted | None:
         """Have the image of a job here; return why that is not possible, else None."""
@@ -472,12 +486,13 @@ class AgentCalls:
         secret = {SECRET_VARIABLE: self.access.secret(command.token)}
         more = self._mps.variables(command.command)
         fresh = plan.fresh and command.command.attempt == 1
-        memory = self.replicas.provide(command.command, fresh=fresh)
+        memory = await self.replicas.prepare(command.command, fresh=fresh)
         copies = self._replica_variables(command.command) if memory else {}
         plan = msgspec.structs.replace(
             plan,
             env={**plan.env, **more, **secret, **copies},
             folders=(*plan.folders, *self._mps.folders(command.command), *memory),
+            copies=accounts and bool(memory),
         )
         meets_here = command.plan.rank == 0 and command.command.world > 1
         if meets_here:
@@ -550,7 +565,7 @@ class AgentCalls:
             if isinstance(ended, MemberExited):
                 if ended.outcome is Outcome.SUCCEEDED:
                     await self._drop_checkpoints(ended.job)
-                    await asyncio.to_thread(self.replicas.remove, ended.job)
+                    await self.replicas.drop(ended.job)
                 await self.code.over(ended.job, ended.attempt)
             await answer(machine.Published(event.event))
 

@@ -3,9 +3,12 @@
     /dev/shm/skep-replicas-<user>-<node>/<job>/
 
 A copy outlives the processes of an attempt, so that the next one goes on from it. It goes with the
-success of the job's part on this node, with `skep down`, and else once no process of the job was
-here for KEEP_S, as an agent does not hear of a job's end. Jobs with accounts of their own have no
-such folders.
+success of the job's part on this node, with the end of the job, with `skep down`, and else once no
+process of the job was here for KEEP_S. An agent does not hear of a job's end: it says of which jobs
+it has copies, and is told which of them have ended. Where jobs have accounts of their own, the
+launcher makes and removes the folders (`AccountReplicas`):
+
+    JOBS/copies/<job>/
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from skep.ids import job_sequence
 from skep.wire.commands import BindJob
@@ -33,7 +37,7 @@ SHARE = 4
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of this node's own is made in it
 KEEP_S = 900.0
 """Seconds for which a job may wait for its next attempt before its copies are removed."""
-LOOK_EVERY_S = 60.0
+LOOK_EVERY_S = 5.0
 MODE = 0o700
 
 
@@ -65,6 +69,9 @@ class Replicas:
         self.root = within / f"skep-replicas-{os.getuid()}-{name}"
         self.limit = limit
         self._seen: dict[str, float] = {}  # by job, when it was last seen to have processes here
+        self._told: tuple[str, ...] = ()
+        self.tell: Callable[[tuple[str, ...]], Awaitable[None]] = _to_nobody
+        """Hears which jobs have copies here, whenever these are others."""
 
     def wanted(self, command: BindJob) -> bool:
         """Return whether a job's part may keep copies: other nodes have parts, or may come to."""
@@ -85,6 +92,10 @@ class Replicas:
             "SKEP_REPLICA_BYTES": str(self.limit),
             "SKEP_HOST": host,
         }
+
+    async def prepare(self, command: BindJob, *, fresh: bool) -> tuple[str, ...]:
+        """Have a folder made for a job that may keep copies; as `provide`."""
+        return self.provide(command, fresh=fresh)
 
     def provide(self, command: BindJob, *, fresh: bool = False) -> tuple[str, ...]:
         """Make the folder of a job; return what a container has to see, nothing where it cannot.
@@ -150,25 +161,95 @@ class Replicas:
             lives: Says whether a job has processes here.
         """
         while True:
-            for job in self.unneeded(lives, time.monotonic()):
-                # Some GB of memory take a while to be given back.
-                await asyncio.to_thread(self.remove, job)
-                log.info("copies of the state of %s are removed from memory", job)
+            for job in self.unneeded(await self.names(), lives, time.monotonic()):
+                await self.drop(job)
+            await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def unneeded(self, lives: Callable[[str], bool], now: float) -> list[str]:
+    async def drop(self, job: str) -> None:
+        """Remove what a job has in this node's memory, beside what else is done here."""
+        await self.discard(job)
+        log.info("copies of the state of %s are removed from memory", job)
+        await self.look()
+
+    async def discard(self, job: str) -> None:
+        """Remove what a job has in this node's memory, and say nothing of it."""
+        # Some GB of memory take a while to be given back.
+        await asyncio.to_thread(self.remove, job)
+
+    async def names(self) -> list[str]:
+        """Return the jobs with copies here."""
+        return [name for name in self._names() if job_sequence(name) is not None]
+
+    async def look(self) -> None:
+        """Tell which jobs have copies here, if these are others than were told."""
+        jobs = tuple(sorted(await self.names(), key=lambda job: (len(job), job)))
+        if jobs != self._told:
+            self._told = jobs
+            await self.tell(jobs)
+
+    def unneeded(self, jobs: list[str], lives: Callable[[str], bool], now: float) -> list[str]:
         """Return the jobs with copies here that had no processes here for long.
 
         Args:
+            jobs: Those with copies here.
             lives: Says whether a job has processes here.
             now: Seconds of a monotonic clock.
         """
         gone = []
-        for name in self._names():
-            if job_sequence(name) is None:
-                continue
-            if lives(name):
-                self._seen[name] = now
-            elif now - self._seen.setdefault(name, now) > KEEP_S:
-                gone.append(name)
+        for job in jobs:
+            if lives(job):
+                self._seen[job] = now
+            elif now - self._seen.setdefault(job, now) > KEEP_S:
+                gone.append(job)
         return gone
+
+
+class Maker(Protocol):
+    """What makes folders as their accounts' own: a launcher, as the plan of a run says."""
+
+    async def copies(self) -> list[str]:
+        """Return the jobs that have one."""
+        ...
+
+    async def remove_copies(self, job: str) -> None:
+        """Remove a job's, unless the job has processes here."""
+        ...
+
+
+class AccountReplicas(Replicas):
+    """The folders of jobs that have accounts of their own. Containers have none yet."""
+
+    def __init__(self, maker: Maker, jobs: Path, limit: int) -> None:
+        """Take the place.
+
+        Args:
+            maker: What makes and removes the folders.
+            jobs: The folder that jobs, agent and launcher share.
+            limit: Bytes that all of them may have; 0: there are to be none.
+        """
+        super().__init__(jobs, limit)
+        self.root, self._maker = jobs / "copies", maker
+
+    def wanted(self, command: BindJob) -> bool:
+        return super().wanted(command) and not command.image
+
+    async def prepare(self, command: BindJob, *, fresh: bool) -> tuple[str, ...]:
+        if not self.wanted(command):
+            return ()
+        if fresh:
+            await self.discard(command.job)
+        self._seen[command.job] = time.monotonic()
+        return (str(self.root / command.job),)
+
+    async def discard(self, job: str) -> None:
+        self._seen.pop(job, None)
+        if self.limit:
+            await self._maker.remove_copies(job)
+
+    async def names(self) -> list[str]:
+        return await self._maker.copies() if self.limit else []
+
+
+async def _to_nobody(_jobs: tuple[str, ...]) -> None:
+    pass

@@ -248,6 +248,7 @@ ALLOWS = {
     "migrate": "can move to another node",
     "checkpoint": "can be stored and repeated from there",
     "resize": "can grow and shrink",
+    "copies": "can go on from copies in memory after the loss of a node",
 }
 """What an ability of a job is good for."""
 

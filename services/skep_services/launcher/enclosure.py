@@ -74,6 +74,7 @@ class Apart(Enclosure):
             "lacks": self.lacks,
             "requires": requires,
             "scratch": self._scratch.about(),
+            "copies": self._copies_bytes,
         }
 
     def _lacking(self) -> dict[str, str]:
@@ -278,6 +279,7 @@ class Apart(Enclosure):
             view = self._view(plan, account, known)
             self._work(plan, account)
             ours = self._checkpoints(plan, account)
+            self._copies(plan, account)
             nodes = [plans.number_of(node) for node in (*plan["device_nodes"], *self._common(plan))]
             numbers = [each for each in nodes if each is not None]
             joins = self._groups.make(known.mark)
@@ -464,6 +466,33 @@ class Apart(Enclosure):
         self._folders.provide_checkpoints(plan["job"], account)
         return True
 
+    @property
+    def _copies_bytes(self) -> int:
+        """Return the bytes that copies of all jobs' state may take in memory; 0: none."""
+        return self._policy.limits.copies if policy.TMP not in self.lacks else 0
+
+    def _copies(self, plan: Mapping[str, Any], account: Account) -> None:
+        """Make the folder in memory for copies of a job's state, if it wants one.
+
+        It is of one file system for all jobs, so that the kernel keeps them to the bound together.
+        A run that cannot have it begins without.
+        """
+        size = self._copies_bytes
+        if not plan.get("copies") or not size:
+            return
+        place = os.path.join(self._folders.root, folders.COPIES)
+        try:
+            if not os.path.ismount(place):
+                flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+                kernel.mount("none", place, "tmpfs", flags, f"mode=0711,size={size}")
+            self._folders.provide_copies(plan["job"], account)
+        except OSError as error:
+            said(f"{plan['token']} keeps no copies in memory: {place}: {error.strerror}")
+
+    def copies(self) -> list[str]:
+        """Return the jobs with copies of their state in this node's memory."""
+        return [job for job, _ in self._folders.jobs_of(folders.COPIES)]
+
     def _work(self, plan: Mapping[str, Any], account: Account) -> str:
         """Make the folder of a job's attempts if the plan names one in it; return it, or nothing.
 
@@ -604,7 +633,8 @@ class Apart(Enclosure):
         self._groups.remove_unknown(marks)
         for job, _ in self._folders.jobs_of(folders.SCRATCH):
             self.remove(folders.SCRATCH, job)
-        for kind in (folders.SCRATCH, folders.CHECKPOINTS, folders.LOGS, folders.WORK):
+        every = folders.SCRATCH, folders.CHECKPOINTS, folders.LOGS, folders.WORK, folders.COPIES
+        for kind in every:
             above = os.path.join(self._folders.root, kind)
             for name in os.listdir(above):
                 if name.startswith("."):

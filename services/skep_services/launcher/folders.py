@@ -4,6 +4,7 @@
     JOBS/lib/                         the agent's: what jobs import
     JOBS/logs/<job>/<attempt>/rankN.log    the account's, and to read for the agent's group
     JOBS/checkpoints/<job>/           the account's alone
+    JOBS/copies/<job>/              the account's alone, in memory: copies of a gang's state
     JOBS/scratch/<job>/tmp, shm       the account's alone; /tmp and /dev/shm of the job
     JOBS/code/                        the agent's: snapshots of code, to read for who knows the name
     JOBS/work/<job>/<attempt>/        the account's, and to read for the agent: its code and outputs
@@ -34,7 +35,7 @@ LOOKED_AT_MAX = 1000
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 LOGS, CHECKPOINTS, SCRATCH, SOCK, LIB = "logs", "checkpoints", "scratch", "sock", "lib"
-WORK, CODE = "work", "code"
+WORK, CODE, COPIES = "work", "code", "copies"
 
 ACL_VERSION = 2
 ACL_ENTRY = struct.Struct("<HHI")
@@ -64,7 +65,7 @@ class Folders:
         os.makedirs(root, mode=0o711, exist_ok=True)
         os.chmod(root, 0o711)  # noqa: S103 - others may pass through, not look
         self._root = os.open(root, FOLDER)
-        for name in (LOGS, CHECKPOINTS, SCRATCH, WORK):
+        for name in (LOGS, CHECKPOINTS, SCRATCH, WORK, COPIES):
             os.close(_made(self._root, name, 0o711, (0, 0)))
         for name, mode in ((SOCK, 0o711), (LIB, 0o755), (CODE, 0o711)):
             os.close(_made(self._root, name, mode, agent))
@@ -136,6 +137,10 @@ class Folders:
         """
         self._own(CHECKPOINTS, job, account)
         return os.path.join(self.root, CHECKPOINTS, job)
+
+    def provide_copies(self, job: str, account: Account) -> None:
+        """Make the folder of copies of a job's state; raises as `provide_checkpoints`."""
+        self._own(COPIES, job, account)
 
     def provide_work(self, job: str, account: Account) -> None:
         """Make the folder of a job's attempts, if need be: the account's, and the agent's to read.

@@ -51,7 +51,18 @@ LOG_BYTES_MAX = 1 << 50
 
 TEXTS = ("token", "workdir", "script", "log_path", "job", "owner", "vc", "checkpoints")
 KNOWN = frozenset(
-    {*TEXTS, "argv", "env", "log_bytes_max", "device_nodes", "files", "fresh", "work", "volumes"}
+    {
+        *TEXTS,
+        "argv",
+        "env",
+        "log_bytes_max",
+        "device_nodes",
+        "files",
+        "fresh",
+        "work",
+        "volumes",
+        "copies",
+    }
 )
 
 
@@ -85,6 +96,8 @@ def check(plan: Any, patterns: Sequence[str]) -> None:
             _refuse(text)
     if not isinstance(plan.get("work", ""), str) or "\0" in plan.get("work", ""):
         _refuse("work is no text")
+    if not isinstance(plan.get("copies", False), bool):
+        _refuse("copies is neither true nor false")
     _check_words(plan["argv"])
     _check_variables(plan["env"])
     _check_paths(plan)

@@ -131,6 +131,7 @@ class Limits(NamedTuple):
     scratch: int
     scratch_files: int
     shared_memory: int
+    copies: int
     disk_free_percent: int
 
 
@@ -328,6 +329,7 @@ def _limits(table: _Table, memory: int) -> Limits:
         scratch=size("scratch", "0"),
         scratch_files=table.number("scratch_files", 0, 0, 10_000_000),
         shared_memory=size("shared_memory", "50%"),
+        copies=size("copies", "25%"),
         disk_free_percent=table.number("disk_free_percent", 5, 0, 90),
     )
 

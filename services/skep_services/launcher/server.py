@@ -9,9 +9,10 @@ open, and adds to it:
                                             "requires": [feature], "mode"}
     {"id": 9, "do": "prepare", "plan"}  -> {"id": 9, "account": [uid, gid, groups], "workdir", ...}
                                            for a container, which an engine starts
-    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints`, `logs` or
-     "kind"}                               `work`, unless it has a run here; or `files` of secrets
-                                           of a container, whose run is then what `job` names
+    {"id": 9, "do": "remove", "job",    -> {"id": 9, "done": true}     its `checkpoints`, `logs`,
+     "kind"}                               `work` or `copies`, unless it has a run here; or `files`
+                                           of secrets of a container, whose run `job` names then
+    {"id": 9, "do": "copies"}           -> {"id": 9, "jobs": [...]}    with copies in memory
     {"id": 9, "do": "keep", "tokens"}   -> {"id": 9, "done": true}     the files of secrets of all
                                            other containers are removed
     {"id": 9, "do": "sweep", "before"}  -> {"id": 9, "jobs": [...]}    checkpoints not written since
@@ -49,6 +50,9 @@ from skep_services.launcher.policy import Policy, PolicyError
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """Linux executes nothing with more than 6 MiB of arguments and variables."""
+
+REMOVABLE = frozenset({folders.CHECKPOINTS, folders.LOGS, folders.WORK, folders.COPIES})
+"""Kinds of folders that the agent may have removed."""
 
 EXIT_USAGE = 78
 """EX_CONFIG: a service manager need not try again."""
@@ -113,13 +117,15 @@ class LauncherServer(Server):
                 if kind == "files":
                     self._apart.remove_files(str(request["job"]))
                     return {"done": True}
-                if kind not in {folders.CHECKPOINTS, folders.LOGS, folders.WORK}:
+                if kind not in REMOVABLE:
                     return {"error": f"{str(kind)[:64]!r} is not to be removed"}
                 self._apart.remove(kind, str(request["job"]))
                 return {"done": True}
             case "keep":
                 self._apart.keep_files([str(token) for token in request["tokens"]])
                 return {"done": True}
+            case "copies":
+                return {"jobs": self._apart.copies()}
             case "sweep":
                 return {"jobs": self._apart.sweep(min(float(request["before"]), time.time()))}
             case "shutdown":

@@ -8,7 +8,8 @@ knows of any order. `fail_to_split_at`: so many ranks have no split. `torch_vers
 its PyTorch for. `copies`: between two copies in memory. `agree_ns`: how often ranks agree on what
 is due (0: as ever; -1: after every mini-batch). `die`: where it kills itself, see `plant`.
 `errors`: where its errors go. `stamps`: it tells when it began, had a model, and was at a batch.
-`measures`: it prints how long each part of a move takes, see `measure`.
+`measures`: it prints how long each part of a move takes, see `measure`. `rests`: for as long as it
+has gone on from the beginning of a copy to the next one that is due, it copies nothing.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ OPTIONS: dict[str, Any] = {
     "torch_version": "",
     "die": "",
     "measures": False,
+    "rests": False,
 }
 WORDS, LENGTH = 32, 8
 
@@ -293,6 +295,37 @@ def note_copies() -> list[int]:
     return noted
 
 
+def rest() -> None:
+    """Have each time with a copy be followed by an equally long one without, and tell both.
+
+    A time with a copy ends when the next one is due. Both begin and end between two mini-batches.
+    """
+    from skep_job.replicas.replicas import Replicas
+
+    say_ready, copying, finished = Replicas.say, Replicas.copying, Replicas.finished
+    at = {"boundary": 0.0, "copies": 0.0, "rest ends": 0.0}
+
+    def ready(self: Any, busy: bool) -> tuple[bool, int]:
+        is_ready, done = say_ready(self, busy)
+        at["boundary"] = now = time.monotonic()
+        if is_ready and at["copies"] and not at["rest ends"]:
+            at["rest ends"] = 2 * now - at["copies"]
+            say(mark="rests", at=now)
+        return is_ready and now >= at["rest ends"], done
+
+    def begin(self: Any, step: int) -> Any:
+        at["copies"], at["rest ends"] = at["boundary"], 0.0
+        say(mark="copies", at=at["copies"])
+        return copying(self, step)
+
+    def end(self: Any, step: int, outcome: Any, stood_ns: int) -> None:
+        say(copied_s=outcome if isinstance(outcome, float) else str(outcome), stood_ns=stood_ns)
+        finished(self, step, outcome, stood_ns)
+
+    Replicas.say, Replicas.copying = ready, begin  # type: ignore[method-assign]
+    Replicas.finished = end  # type: ignore[method-assign]
+
+
 def plant(where: str) -> None:
     """Have this process kill itself once it gets to a place, or (`after-`) past it.
 
@@ -373,18 +406,24 @@ def measured(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     return work
 
 
-def main() -> None:
-    options = OPTIONS | json.loads(sys.argv[1])
-    if options["measures"]:
-        measure()
-    if options["errors"]:
-        os.dup2(os.open(options["errors"], os.O_WRONLY | os.O_APPEND), 2)
+def watch(options: dict[str, Any]) -> None:
+    """Have what is asked for done beside the training."""
+    for name, change in (("measures", measure), ("rests", rest)):
+        if options[name]:
+            change()
     if options["die"]:
         plant(options["die"])
-    torch.set_num_threads(1)
-    torch.manual_seed(3)
     if options["agree_ns"]:
         gang_barrier.EVERY_NS = options["agree_ns"]
+
+
+def main() -> None:
+    options = OPTIONS | json.loads(sys.argv[1])
+    if options["errors"]:
+        os.dup2(os.open(options["errors"], os.O_WRONLY | os.O_APPEND), 2)
+    watch(options)
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
     stamp(options, "script")
     copied = note_copies()
     if options["torch_version"]:

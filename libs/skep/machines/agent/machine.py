@@ -23,6 +23,7 @@ from skep.machines.agent.parts import (
     NODE_FAULT,
     PEER_GRACE_S,
     BuildsSeen,
+    CopiesSeen,
     DevicesSeen,
     ExitProcess,
     ForgetRun,
@@ -34,6 +35,7 @@ from skep.machines.agent.parts import (
     Rank,
     RankSaid,
     RankStats,
+    RemoveCopies,
     RunDumped,
     RunEvicted,
     RunFrozen,
@@ -55,12 +57,14 @@ from skep.machines.agent.reporting import ProfileTimes, progress_of
 from skep.machines.base import Call, Effect, Record, Restarted, Send, Tick
 from skep.units import Instant, after, seconds
 from skep.wire import subjects
+from skep.wire.bounds import COPIES_MAX
 from skep.wire.codec import Unreadable
 from skep.wire.commands import (
     BindJob,
     ChangeJob,
     ClearNode,
     Command,
+    DropCopies,
     JoinAgain,
     RefuseNode,
     Resize,
@@ -108,6 +112,7 @@ Answered = (
     | RankStats
     | DevicesSeen
     | BuildsSeen
+    | CopiesSeen
     | Published
 )
 """What an agent learns from its node: answers to its calls, its ranks and its devices."""
@@ -160,6 +165,8 @@ class AgentMachine:
         self.changes = Changes(self)
         self.building: tuple[Building, ...] = ()
         """The environments that are being built. Soft."""
+        self.copies: tuple[str, ...] = ()
+        """The jobs with copies of their state in this node's memory. Soft."""
         self.report_at: Instant | None = None
         self.forget_at_once = FORGET_AT_ONCE
         """Bound of the parts that wait to be forgotten; a simulation makes it small."""
@@ -169,7 +176,15 @@ class AgentMachine:
         """Return the facts, calls and messages that follow from `event`."""
         self._effects = []
         match event:
-            case BindJob() | StopJob() | ClearNode() | RefuseNode() | JoinAgain() | ChangeJob():
+            case (
+                BindJob()
+                | StopJob()
+                | ClearNode()
+                | RefuseNode()
+                | JoinAgain()
+                | ChangeJob()
+                | DropCopies()
+            ):
                 self._commanded(event, now)
             case RunStarted() | RunNotStarted() | RunExited() | RunsListed():
                 self._told_of_run(event, now)
@@ -190,11 +205,8 @@ class AgentMachine:
                 self.changes.said(event.message, now)
             case RankStats():
                 self._stats(event, now)
-            case DevicesSeen():
-                self.used = {each.index: each.utilisation for each in event.devices}
-                self.trouble = troubles(event.devices)
-            case BuildsSeen():
-                self.building = event.building
+            case DevicesSeen() | BuildsSeen() | CopiesSeen():
+                self._seen(event)
             case Published():
                 self.told[event.event] = None
                 self._forget_settled()
@@ -209,11 +221,7 @@ class AgentMachine:
                 pass
         return self._effects
 
-    def _commanded(
-        self,
-        command: BindJob | StopJob | ClearNode | RefuseNode | JoinAgain | ChangeJob,
-        now: Instant,
-    ) -> None:
+    def _commanded(self, command: Command, now: Instant) -> None:
         """Do what the allocator commands."""
         match command:
             case _ if self._is_of_a_restored_cluster(command):
@@ -233,6 +241,22 @@ class AgentMachine:
             case ChangeJob():
                 if self._addressed(command):
                     self.changes.take(command, now)
+            case DropCopies():
+                if self._addressed(command):
+                    left = self._without_part()
+                    drop = [job for job in command.jobs if job in left]
+                    self._effects += [Call(RemoveCopies(job)) for job in drop]
+
+    def _seen(self, event: DevicesSeen | BuildsSeen | CopiesSeen) -> None:
+        """Take in what is on the node, for the next heartbeat."""
+        match event:
+            case DevicesSeen():
+                self.used = {each.index: each.utilisation for each in event.devices}
+                self.trouble = troubles(event.devices)
+            case BuildsSeen():
+                self.building = event.building
+            case CopiesSeen():
+                self.copies = event.jobs
 
     def _told_of_run(
         self, event: RunStarted | RunNotStarted | RunExited | RunsListed, now: Instant
@@ -277,7 +301,15 @@ class AgentMachine:
         ours = command.identity == self.joined.identity
         return ours and is_restored(command.epoch, self.epoch_floor)
 
-    def _addressed(self, command: BindJob | StopJob | ClearNode | ChangeJob) -> bool:
+    def _without_part(self) -> list[str]:
+        """Return the jobs with copies in this node's memory that have no part here, if it is over.
+
+        An attempt that follows goes on from them.
+        """
+        here = {job for (job, _), part in self.parts.items() if part.over is None}
+        return [job for job in self.copies if job not in here]
+
+    def _addressed(self, command: BindJob | StopJob | ClearNode | ChangeJob | DropCopies) -> bool:
         return command.identity == self.joined.identity and command.epoch >= self.epoch_floor
 
     def _bind(self, command: BindJob, now: Instant) -> None:
@@ -560,6 +592,7 @@ class AgentMachine:
             building=self.building,
             idle=self.idling.look(self.parts, self.progress, self.used, now),
             hung=hanging.look(self.parts, self.progress, now),
+            copies=tuple(self._without_part()[:COPIES_MAX]),
         )
         self._effects.append(Send(subjects.heartbeat(node), beat))
         profiles = self.profile_times.due(self.progress, now)

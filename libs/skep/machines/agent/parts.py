@@ -195,6 +195,18 @@ class BuildsSeen(msgspec.Struct, frozen=True):
     building: tuple[Building, ...]
 
 
+class CopiesSeen(msgspec.Struct, frozen=True):
+    """The jobs of which this node's memory has copies of their state: all of them."""
+
+    jobs: tuple[str, ...]
+
+
+class RemoveCopies(msgspec.Struct, frozen=True):
+    """Call: remove what a job has in this node's memory. CopiesSeen says what is left."""
+
+    job: str
+
+
 class RunFrozen(msgspec.Struct, frozen=True):
     """A tree is frozen, or is not: then `trouble` says why."""
 

@@ -27,7 +27,7 @@ from skep.wire.talk import (
     Suspended,
 )
 
-TOGETHER = ("checkpoint", "release", "share", "suspend")
+TOGETHER = ("checkpoint", "copies", "release", "share", "suspend")
 """What several processes can do as one. For the rest each would need a place of its own to go to,
 devices or a port, and ranks are what has those."""
 

@@ -11,6 +11,7 @@ from skep.ledger.job_state import JobState, State
 from skep.machines.allocator import outbox, timers
 from skep.machines.allocator.changes import node_answers
 from skep.machines.allocator.end_facts import ended
+from skep.machines.allocator.placement import near_copies
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
 from skep.wire.facts import End, JobRequeued, MemberGone
@@ -39,7 +40,11 @@ RETRY_KEYS = {
 
 
 def part_gone(job: job_state.JobState, told: MemberExited) -> MemberGone:
-    """Return the fact that a part is over; its last values are of use to searches only."""
+    """Return the fact that a part is over; its last values are of use to searches only.
+
+    What its ranks copied to its node's memory is there still: only a node that is lost has none.
+    """
+    learned = job.learned.get(told.node)
     gone = MemberGone(
         job=job.job,
         attempt=job.attempt,
@@ -48,6 +53,7 @@ def part_gone(job: job_state.JobState, told: MemberExited) -> MemberGone:
         detail=told.detail,
         steps=told.steps,
         step_ns=told.step_ns,
+        copies=learned is not None and near_copies.ABILITY in learned.can,
     )
     if not job.spec.search:
         return gone

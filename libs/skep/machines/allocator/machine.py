@@ -14,6 +14,7 @@ from skep.ledger.state import ClusterState
 from skep.machines.allocator import (
     cell_watch,
     deferring,
+    ended_copies,
     hanging,
     idling,
     intake,
@@ -169,9 +170,10 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.operator(tx, event, now)
         case Heartbeat():
             nodes.heartbeat(tx, event, now)
-            if event.idle or event.hung:
+            if event.idle or event.hung or event.copies:
                 idling.heard(tx, event, now)
                 hanging.heard(tx, event, now)
+                ended_copies.heard(tx, event)
         case NodeJoined():
             nodes.joined(tx, event, now)
         case NodeCleared():

@@ -30,7 +30,13 @@ from skep.machines.allocator.changes import (
 )
 from skep.machines.allocator.outbox import command
 from skep.machines.allocator.outcome import BLOCKED, DEFERRED, LEAVING, Done, Outcome, done
-from skep.machines.allocator.placement import job_cells, kept_nodes, person_limits, quota
+from skep.machines.allocator.placement import (
+    job_cells,
+    kept_nodes,
+    near_copies,
+    person_limits,
+    quota,
+)
 from skep.machines.allocator.soft import OutOfReach
 from skep.machines.allocator.transaction import Transaction
 from skep.units import Instant
@@ -146,7 +152,7 @@ def lend(tx: Transaction, job: JobState, now: Instant, room: int) -> Outcome:
     if tx.state.people.of_vc and person_limits.above(tx, job):
         return BLOCKED
     asked = attempts.request(job, job.following, guaranteed=False)
-    where = gpu_suspects.place(tx.state, job, asked, _open_to(tx, job, asked, now), now)
+    where = near_copies.place(tx.state, job, asked, _open_to(tx, job, asked, now), now)
     made = job_cells.members(tx.state, where) if where is not None else ()
     if where is None or len(made) > GANG_NODES_MAX:
         return BLOCKED
@@ -242,6 +248,8 @@ def _give(
         soft.check_at = now
         return DEFERRED
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
+    if any(part.node in job.copies for part in made):
+        why = Reason.HOLDS_COPIES
     for name in where.demoted:
         tx.record(
             JobDemoted(
@@ -275,7 +283,7 @@ def _place(
     limit = _open_to(tx, job, asked, now)
     if only:
         limit = _within(only, limit, per_node or job.size)
-    where = gpu_suspects.place(tx.state, job, asked, limit, now)
+    where = near_copies.place(tx.state, job, asked, limit, now)
     if where is None and not asked.guaranteed:
         where = _yielding(tx.state, job, asked, limit, now)
     return where
