@@ -272,6 +272,7 @@ LATER: dict[str, Any] = {
     "warned": False,
     "idle_tried": False,
     "first_ran_at": 0,
+    "further": {},
 }
 """Fields of the state that came after the corpus was stored, and what they are without meaning."""
 LATER_PIECES = ("ends-kept",)
