@@ -273,6 +273,7 @@ LATER: dict[str, Any] = {
     "idle_tried": False,
     "first_ran_at": 0,
     "copies": (),
+    "further": {},
 }
 """Fields of the state that came after the corpus was stored, and what they are without meaning."""
 LATER_PIECES = ("ends-kept",)

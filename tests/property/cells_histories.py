@@ -25,12 +25,14 @@ from skep.cells.state import Cells
 from skep.cells.topology import Topology
 from skep.ids import AttemptId
 from skep.wire.cluster import Chain, Cluster, Level, NodeCell, Pin, Quota, VirtualCluster
+from skep.wire.spec import suits
 
 EVENTS = 80
 PRIORITIES = (OPPORTUNISTIC, 0, 0, 1, 2, 5)
 BELOW = ("switch", "socket", "board")
 ABOVE = ("rack", "row", "hall")
 WAITING_MAX = 8
+CHAINS_MIXED = 2
 LEAVES_MAX = 40
 """A chain stays this small, so that recounting it after each event takes a millisecond."""
 
@@ -171,11 +173,14 @@ def _same_chains(rng: random.Random, cluster: Cluster) -> dict[str, Chain]:
 class History:
     """One history: the cells, the jobs that hold some of them, and those that wait."""
 
-    def __init__(self, seed: int, leaves: int = LEAVES_MAX) -> None:
-        """Begin with a new cluster that nobody uses."""
-        self.seed = seed
+    def __init__(self, seed: int, leaves: int = LEAVES_MAX, *, mixed: bool = False) -> None:
+        """Begin with a new cluster that nobody uses; `mixed` gangs need one of several chains."""
+        self.seed, self.mixed = seed, mixed
         self.rng = rng_of(seed)
-        self.cells = Cells(random_cluster(self.rng, leaves=leaves), AT_ONCE)
+        cluster = random_cluster(self.rng, leaves=leaves)
+        while mixed and len(cluster.chains) < CHAINS_MIXED:
+            cluster = random_cluster(self.rng, leaves=leaves)
+        self.cells = Cells(cluster, AT_ONCE)
         self.stats: Counter[str] = Counter()
         self.waiting: list[Request] = []
         self.requests: dict[AttemptId, Request] = {}
@@ -194,7 +199,7 @@ class History:
             (self.victims_go, 10),
             (self.cancel_a_claim, 3),
             (self.promote, 6),
-            (self.demote, 1),
+            (self.demote, 4 if self.mixed else 1),
             (self.share, 4),
             (self.stand_back, 1),
             (self.restart, 3),
@@ -264,6 +269,19 @@ class History:
             members = ((rng.randint(1, 3), gpus), (rng.randint(1, 3), rng.randint(1, largest)))
         within = shape.levels[rng.randint(1, level)] if rng.random() < 0.4 else ""
         gpu = rng.choice(("", "", shape.gpu))
+        if self.mixed and priority > OPPORTUNISTIC and not pin and rng.random() < 0.7:
+            gpus = rng.choice((1, 1, 2, gpus))
+            owned_gpus = sum(
+                count * size
+                for chain, pool in self.cells.offers(vc, "")
+                for count, size in zip(pool.total, chain.topology.size, strict=True)
+            )
+            members = ((rng.randint(2, max(2, owned_gpus // gpus)), gpus),)
+            kinds = "|".join(sorted({each.topology.gpu for each in self.cells.chains.values()}))
+            gpu = rng.choice(("", kinds, shape.gpu))
+            return Request(
+                job, vc, priority, members, gpu, within=within, lazy=rng.random() < 0.5, mixed=True
+            )
         return Request(
             job,
             vc,
@@ -283,6 +301,9 @@ class History:
         if found is not None:
             self.accept(request, found)
             return True
+        if request.mixed:
+            assert not together_they_fit(self.cells, request), request
+            self.stats["mixed waited"] += 1
         borrowed = request.guaranteed and not request.pin and self.rng.random() < 0.3
         if borrowed:
             idle = placement.find_placement(self.cells, request._replace(priority=OPPORTUNISTIC))
@@ -310,6 +331,8 @@ class History:
         self.stats["cancelled"] += len(found.cancels)
         self.stats["demoted"] += len(found.demoted)
         self.stats["gangs"] += len(found.spots) > 1
+        self.stats["mixed"] += bool(found.further)
+        self.stats["mixed, preempting"] += bool(found.further and found.victims)
         if found.victims and self.rng.random() < 0.6:
             self.victims_go()
 
@@ -333,9 +356,7 @@ class History:
         jobs = [job for job in self.requests if job in self.cells.holds]
         if jobs:
             job = self.rng.choice(jobs)
-            hold = self.cells.holds[job]
-            shape = self.cells.chains[hold.chain].topology
-            node = shape.node(self.rng.choice(hold.spots).leaves[0])
+            node = self.rng.choice(self.cells.nodes_of(self.cells.holds[job]))
             self.cells.release(job, node)
             self.forget(job)
 
@@ -363,16 +384,14 @@ class History:
     def victims_go(self) -> None:
         """End some of the jobs that others wait for."""
         for claimer in [hold for hold in self.cells.holds.values() if hold.claims]:
-            user = self.cells.chains[claimer.chain].user
-            for spot in claimer.spots:
-                for leaf in spot.leaves:
-                    holder = user[leaf]
-                    if holder is not None and self.rng.random() < 0.7:
-                        partners = list(holder.partners)
-                        self.rng.shuffle(partners)
-                        for job in partners or [holder.job]:
-                            self.gone(job)
-                        self.stats["victims gone"] += 1
+            for chain, leaf in leaves_of(claimer):
+                holder = self.cells.chains[chain].user[leaf]
+                if holder is not None and self.rng.random() < 0.7:
+                    partners = list(holder.partners)
+                    self.rng.shuffle(partners)
+                    for job in partners or [holder.job]:
+                        self.gone(job)
+                    self.stats["victims gone"] += 1
         self.occupy()
 
     def occupy(self) -> None:
@@ -396,13 +415,16 @@ class History:
                 spots = find_cover(self.cells, hold)
                 chain = self.cells.chains[hold.chain]
                 pool = chain.pools.get((hold.vc, hold.pin))
+                if hold.further:
+                    pool = None
                 if pool is not None and out_of_reach(pool, chain.topology, hold.spots):
                     assert spots is None, job
                     self.stats["out of reach"] += 1
                 if spots is not None:
-                    self.cells.promote(job, spots)
+                    self.cells.promote(job, [spot.level for spot in spots])
                     self.verify()
                     self.stats["promoted"] += 1
+                    self.stats["mixed, promoted"] += bool(hold.further)
 
     def demote(self) -> None:
         """Have one guaranteed job go on opportunistically, as an operator might want."""
@@ -411,11 +433,7 @@ class History:
             for job, hold in self.cells.holds.items()
             if hold.guaranteed
             and not hold.claims
-            and not any(
-                leaf in self.cells.chains[hold.chain].claim
-                for spot in hold.spots
-                for leaf in spot.leaves
-            )
+            and not any(leaf in self.cells.chains[name].claim for name, leaf in leaves_of(hold))
         ]
         if jobs:
             self.cells.demote(self.rng.choice(jobs))
@@ -469,7 +487,8 @@ class History:
 
     def _on_one_node(self, hold: CellHold) -> bool:
         shape = self.cells.chains[hold.chain].topology
-        return len({shape.node(leaf) for spot in hold.spots for leaf in spot.leaves}) == 1
+        nodes = {shape.node(leaf) for spot in hold.spots for leaf in spot.leaves}
+        return len(nodes) == 1 and not hold.further
 
     def _claimed(self, hold: CellHold) -> bool:
         claim = self.cells.chains[hold.chain].claim
@@ -541,6 +560,8 @@ class History:
                 assert now is not None, change
                 assert now.guaranteed, change
             self.stats[f"reconfigured: {change.fate}"] += 1
+            if hold.further:
+                self.stats[f"mixed, reconfigured: {change.fate}"] += 1
         for job in list(self.requests):
             self.forget(job)
         self.waiting = [
@@ -576,9 +597,12 @@ class History:
 
 def assert_fits(cells: Cells, request: Request, found: Placement) -> None:
     """Assert that a placement is what was asked for, at nobody's expense but who must yield."""
+    if found.further:
+        assert_mixed_fits(cells, request, found)
+        return
     chain = cells.chains[found.chain]
     shape = chain.topology
-    assert request.gpu in ("", shape.gpu) or request.pin, request
+    assert suits(request.gpu, shape.gpu) or request.pin, request
     assert [len(spot.leaves) for spot in found.spots] == request.sizes, request
     leaves = [leaf for spot in found.spots for leaf in spot.leaves]
     assert len(leaves) == len(set(leaves)), "two workers on one GPU"
@@ -603,10 +627,61 @@ def assert_fits(cells: Cells, request: Request, found: Placement) -> None:
     assert all(cells.holds[job].lazy for job in found.demoted), found
 
 
+def assert_mixed_fits(cells: Cells, request: Request, found: Placement) -> None:
+    """Assert that each portion of a mixed gang is a gang's place in its chain."""
+    assert request.mixed, request
+    assert not found.demoted, found
+    assert placement.find_placement(cells, request._replace(mixed=False)) is None, request
+    nodes = [
+        {cells.chains[name].topology.node(spot.leaves[0]) for spot in spots}
+        for name, spots in found.portions
+    ]
+    assert len(set().union(*nodes)) == sum(map(len, nodes)), "two parts on one host"
+    victims: set[AttemptId] = set()
+    cancels: set[AttemptId] = set()
+    workers = 0
+    for name, spots in found.portions:
+        chain, workers = cells.chains[name], workers + len(spots)
+        leaves = [leaf for spot in spots for leaf in spot.leaves]
+        theirs = {user.job for leaf in leaves if (user := chain.user[leaf]) is not None}
+        claims = {chain.claim[leaf].job for leaf in leaves if leaf in chain.claim}
+        alone = request._replace(members=((len(spots), request.sizes[0]),))
+        assert_fits(cells, alone, Placement(name, spots, tuple(theirs), tuple(claims)))
+        victims, cancels = victims | theirs, cancels | claims
+    assert workers == len(request.sizes), request
+    assert victims == set(found.victims), found
+    assert cancels == set(found.cancels), found
+
+
+def together_they_fit(cells: Cells, request: Request) -> bool:
+    """Return whether chains that share no host have place for a gang's workers, one by one."""
+    hosts: set[str] = set()
+    room = 0
+    for chain, _ in cells.offers(request.vc, request.gpu):
+        nodes = set(chain.topology.nodes)
+        if nodes & hosts:
+            return False  # What one host may give depends on the other chain.
+        hosts |= nodes
+        for workers in range(len(request.sizes), 0, -1):
+            alone = request._replace(
+                members=((workers, request.sizes[0]),), gpu=chain.topology.gpu, mixed=False
+            )
+            where = placement.find_placement(cells, alone)
+            if where is not None and where.chain == chain.topology.name and not where.demoted:
+                room += workers
+                break
+    return room >= len(request.sizes)
+
+
+def leaves_of(hold: CellHold) -> list[tuple[str, int]]:
+    """Return what a hold has or claims, as (chain, leaf)."""
+    return [(name, leaf) for name, spots in hold.portions for spot in spots for leaf in spot.leaves]
+
+
 def guaranteed(cells: Cells) -> dict[AttemptId, tuple[object, ...]]:
     """Return what each guaranteed job holds or claims."""
     return {
-        job: (hold.vc, hold.priority, hold.chain, hold.spots, hold.claims)
+        job: (hold.vc, hold.priority, hold.portions, hold.claims)
         for job, hold in cells.holds.items()
         if hold.guaranteed
     }
@@ -614,10 +689,9 @@ def guaranteed(cells: Cells) -> dict[AttemptId, tuple[object, ...]]:
 
 def devices_of(cells: Cells, job: AttemptId) -> Iterator[tuple[str, int]]:
     """Return the GPUs a job uses, also outside its chain, as (node, device)."""
-    hold = cells.hold_of(job)
-    if hold is not None:
-        shape = cells.chains[hold.chain].topology
-        for leaf in cells.leaves_of(job):
+    for name, leaves in cells.leaves_by_chain(job):
+        shape = cells.chains[name].topology
+        for leaf in leaves:
             yield shape.node(leaf), shape.device(leaf)
     yield from cells.off_chain.get(job, ())
 

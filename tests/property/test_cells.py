@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from skep.cells.topology import Topology
@@ -12,6 +14,7 @@ from tests import effort
 from tests.property.cells_histories import SHAPES, History, random_cluster, rng_of
 
 SEEDS = 160
+MIXED_SEEDS, MIXED_PARTS = 48, 4
 PARTS = 8
 
 
@@ -23,6 +26,29 @@ def test_histories(part: int) -> None:
         except Exception as error:
             error.add_note(f"python -m tests.property.run_histories --seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("part", effort.slow_after(1, range(MIXED_PARTS)))
+def test_histories_with_mixed_gangs(part: int) -> None:
+    """Portions of one gang in several chains leave every chain as safe as gangs of its own do."""
+    seen: Counter[str] = Counter()
+    for seed in range(part, MIXED_SEEDS, MIXED_PARTS):
+        try:
+            seen.update(History(seed, mixed=True).run())
+        except Exception as error:
+            error.add_note(f"python -m tests.property.run_histories --mixed --seed {seed}")
+            raise
+    often = ("mixed", "mixed, preempting", "mixed waited", "restarts")
+    assert [what for what in often if not seen[what]] == []
+
+
+@pytest.mark.nightly
+def test_mixed_gangs_go_through_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(1000, 1200):
+        seen.update(History(seed, mixed=True).run())
+    fates = ("mixed, promoted", "mixed, reconfigured: kept", "mixed, reconfigured: demoted")
+    assert [what for what in fates if not seen[what]] == []
 
 
 def test_histories_go_where_it_hurts() -> None:

@@ -55,6 +55,29 @@ def test_refused_for_ever_is_what_an_empty_cluster_cannot_place(part: int) -> No
     assert [reason for reason in expected if not told[reason]] == []
 
 
+def test_a_mixed_gang_is_refused_if_its_chains_together_cannot_place_it() -> None:
+    told: Counter[str] = Counter()
+    for seed in range(120):
+        history = History(seed, leaves=16, mixed=True)
+        cells = history.cells
+        if "twin" in cells.chains:
+            continue  # What one host gives of two types depends on where the others are.
+        for number in range(40):
+            request = history.request(AttemptId(f"j{number}"))._replace(within="")
+            if not request.mixed:
+                continue
+            refusal = impossible(cells.cluster, request)
+            found = placement.find_placement(cells, request)
+            if refusal is not None and refusal.reason is Reason.MIXED_OF_ONE:
+                assert found is None or not found.further, (seed, request)
+            else:
+                assert (refusal is None) == (found is not None), (seed, request, refusal, found)
+            told["mixed" if found is not None and found.further else "alone"] += 1
+            told[refusal.reason if refusal is not None else "possible"] += 1
+    expected = ("mixed", "possible", Reason.MIXED_OF_ONE, Reason.QUOTA_TOO_SMALL)
+    assert [what for what in expected if not told[what]] == []
+
+
 def wild(history: History, request: Request) -> Request:
     """Return a request with something random that may be wrong with it."""
     rng, cells = history.rng, history.cells

@@ -97,9 +97,7 @@ def held(decide: Driver[AllocatorMachine]) -> dict[str, list[int]]:
     (chain,) = cells.chains.values()
     holds = {id(hold) for hold in chain.user if hold is not None}
     assert len(holds) == len([hold for hold in cells.holds.values() if not hold.claims])
-    names = cells.users(
-        chain.topology.name, [spot for hold in cells.holds.values() for spot in hold.spots]
-    )
+    names = cells.users(portion for hold in cells.holds.values() for portion in hold.portions)
     return {name.rpartition(".")[0]: list(cells.leaves_of(name)) for name in names}
 
 

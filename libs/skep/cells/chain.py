@@ -166,20 +166,6 @@ class ChainState:
         if cell is not None:
             self._unused(cell, len(gone))
 
-    def change_priority(self, hold: CellHold, spots: Sequence[Spot], priority: int) -> None:
-        """Make a hold guaranteed or opportunistic where it is: same leaves, other cells.
-
-        Args:
-            hold: A hold that uses its leaves (it does not claim them).
-            spots: The same leaves, with the levels of the cells that cover them from now on.
-            priority: OPPORTUNISTIC, or the priority within the VC.
-        """
-        for spot in hold.spots:
-            self.free_leaves(spot.leaves, hold)
-        hold.priority, hold.spots = priority, tuple(spots)
-        for spot in spots:
-            self.allocate_spot(hold, spot)
-
     def _firm(self, leaf: int) -> bool:
         """Return whether a leaf counts as firm: bad, or in guaranteed use or claim."""
         user, claim = self.user[leaf], self.claim.get(leaf)

@@ -26,14 +26,12 @@ def check_cells(cells: Cells) -> None:
     for name, chain in cells.chains.items():
         held: dict[int, AttemptId] = {}
         for hold in cells.holds.values():
-            if hold.chain == name:
-                for spot in hold.spots:
-                    for leaf in spot.leaves:
-                        owner = chain.claim.get(leaf) if hold.claims else chain.user[leaf]
-                        assert owner is hold, f"{hold.job} does not have leaf {leaf} of {name}"
-                        if not hold.claims:
-                            assert leaf not in held, f"{leaf}: {held[leaf]} and {hold.job}"
-                            held[leaf] = hold.job
+            for leaf in (leaf for spot in hold.spots_in(name) for leaf in spot.leaves):
+                owner = chain.claim.get(leaf) if hold.claims else chain.user[leaf]
+                assert owner is hold, f"{hold.job} does not have leaf {leaf} of {name}"
+                if not hold.claims:
+                    assert leaf not in held, f"{leaf}: {held[leaf]} and {hold.job}"
+                    held[leaf] = hold.job
         users = {leaf for leaf, user in enumerate(chain.user) if user is not None}
         assert users == set(held), f"{name}: leaves used by no hold"
         _sets(cells, name)
@@ -48,6 +46,9 @@ def _counted(cells: Cells) -> None:
     borrowed: Counter[str] = Counter()
     priorities: dict[str, Counter[int]] = {}
     for hold in cells.holds.values():
+        names = [name for name, spots in hold.portions if spots]
+        assert names, f"{hold.job} holds nothing"
+        assert len(names) == len(set(names)) == len(hold.portions), f"{hold.job}: {names}"
         if hold.guaranteed:
             priorities.setdefault(hold.vc, Counter())[hold.priority] += 1
         else:
@@ -63,6 +64,7 @@ def _sets(cells: Cells, chain: str) -> None:
     for hold in cells.holds.values():
         if hold.chain != chain or not hold.partners:
             continue
+        assert not hold.further, f"{hold.job}: shared, and in several chains"
         leaves = [leaf for spot in hold.spots for leaf in spot.leaves]
         used = {leaf for each in hold.partners.values() for leaf in each.leaves}
         assert used == set(leaves), f"{hold.job} holds {leaves} for uses of {used}"
@@ -183,7 +185,7 @@ def _pools(cells: Cells, chain: ChainState) -> None:
     shape, owed = chain.topology, [0] * (chain.topology.top + 1)
     used: Counter[tuple[int, int]] = Counter()
     for hold in cells.holds.values():
-        for spot in hold.spots if hold.chain == shape.name and hold.guaranteed else ():
+        for spot in hold.spots_in(shape.name) if hold.guaranteed else ():
             assert spot.level, hold.job
             index = shape.up(spot.leaves[0], spot.level)
             assert all(shape.up(leaf, spot.level) == index for leaf in spot.leaves), hold.job

@@ -7,11 +7,11 @@ chain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from skep.cells.chain import ChainState
-from skep.cells.holds import OPPORTUNISTIC, CellHold, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Portion
 from skep.cells.pools import Pool
 from skep.cells.topology import Topology
 from skep.ids import AttemptId
@@ -123,43 +123,78 @@ class Holdings:
         return self.sets.get(job) or self.holds.get(job)
 
     def leaves_of(self, job: AttemptId) -> tuple[int, ...]:
-        """Return the leaves that a job uses or claims; other jobs of its set may use them too."""
-        if job in self.sets:
-            return self.sets[job].partners[job].leaves
-        hold = self.holds.get(job)
-        spots = hold.spots if hold is not None else ()
-        return tuple(leaf for spot in spots for leaf in spot.leaves)
+        """Return the leaves of a job in its (first) chain; others of its set may use them too."""
+        return next((leaves for _, leaves in self.leaves_by_chain(job)), ())
 
-    def users(self, chain: str, spots: Sequence[Spot]) -> list[AttemptId]:
+    def leaves_by_chain(self, job: AttemptId) -> list[tuple[str, tuple[int, ...]]]:
+        """Return by chain the leaves that a job uses or claims; none if it holds nothing."""
+        hold = self.hold_of(job)
+        if hold is None:
+            return []
+        if job in hold.partners:
+            return [(hold.chain, hold.partners[job].leaves)]
+        return [
+            (name, tuple(leaf for spot in spots for leaf in spot.leaves))
+            for name, spots in hold.portions
+        ]
+
+    def users(self, portions: Iterable[Portion]) -> list[AttemptId]:
         """Return the jobs that use any of these GPUs, with those that share them.
 
         Args:
-            chain: The name of the chain.
-            spots: The GPUs; their levels do not matter.
+            portions: The GPUs by chain; the levels of their spots do not matter.
         """
         found: dict[AttemptId, None] = {}
-        for leaf in (leaf for spot in spots for leaf in spot.leaves):
+        for chain, leaf in (
+            (chain, leaf) for chain, spots in portions for spot in spots for leaf in spot.leaves
+        ):
             hold = self.chains[chain].user[leaf]
             if hold is not None:
                 names = [name for name, each in hold.partners.items() if leaf in each.leaves]
                 found.update(dict.fromkeys(names or (hold.job,)))
         return list(found)
 
+    def nodes_of(self, hold: CellHold) -> list[str]:
+        """Return the node of each spot of a hold, in the order of the workers."""
+        return [
+            self.chains[name].topology.node(spot.leaves[0])
+            for name, spots in hold.portions
+            for spot in spots
+        ]
+
     def claimers(self, job: AttemptId) -> list[AttemptId]:
         """Return the jobs that claim some of what a job uses."""
         hold = self.hold_of(job)
-        if hold is None:
-            return []
-        claim = self.chains[hold.chain].claim
-        if not claim:
-            return []
-        return list(dict.fromkeys(claim[leaf].job for leaf in self.leaves_of(job) if leaf in claim))
+        if hold is None or not any(self.chains[name].claim for name, _ in hold.portions):
+            return []  # The usual answer.
+        return list(
+            dict.fromkeys(
+                claim[leaf].job
+                for name, leaves in self.leaves_by_chain(job)
+                if (claim := self.chains[name].claim)
+                for leaf in leaves
+                if leaf in claim
+            )
+        )
 
     def claim_is_free(self, job: AttemptId) -> bool:
         """Return whether no job uses any GPU that a job claims."""
         hold = self.holds[job]
-        user = self.chains[hold.chain].user
-        return all(user[leaf] is None for spot in hold.spots for leaf in spot.leaves)
+        return all(
+            user[leaf] is None
+            for name, spots in hold.portions
+            for user in (self.chains[name].user,)
+            for spot in spots
+            for leaf in spot.leaves
+        )
+
+    def meets_bad(self, job: AttemptId) -> bool:
+        """Return whether a GPU that a job uses or claims is bad."""
+        return any(
+            leaf in self.chains[name].bad
+            for name, leaves in self.leaves_by_chain(job)
+            for leaf in leaves
+        )
 
     def find(self, node: str, device: int) -> tuple[str, int] | None:
         """Return the chain and the leaf of a node's GPU; None: it is in no chain."""
@@ -186,16 +221,17 @@ class Holdings:
         assert hold.job not in self.holds, hold.job
         self.holds[hold.job] = hold
         self.count_hold(hold, 1)
-        chain = self.chains[hold.chain]
-        for spot in hold.spots:
-            if hold.claims:
-                chain.claim_spot(hold, spot)
-            else:
-                chain.allocate_spot(hold, spot)
+        for name, spots in hold.portions:
+            chain = self.chains[name]
+            for spot in spots:
+                if hold.claims:
+                    chain.claim_spot(hold, spot)
+                else:
+                    chain.allocate_spot(hold, spot)
         if hold.partners:
             self.sets.update(dict.fromkeys(hold.partners, hold))
         if settle:
-            self.mark_unsettled(chain)
+            self.mark_all_unsettled(hold.portions)
 
     def occupy(self, job: AttemptId) -> None:
         """Turn a job's claim into use.
@@ -207,8 +243,9 @@ class Holdings:
         assert hold.claims, job
         assert self.claim_is_free(job), job
         hold.claims = False
-        for spot in hold.spots:
-            self.chains[hold.chain].allocate_spot(hold, spot)
+        for name, spots in hold.portions:
+            for spot in spots:
+                self.chains[name].allocate_spot(hold, spot)
 
     def demote(self, job: AttemptId) -> None:
         """Make a job opportunistic where it is; its VC's cells are free again.
@@ -220,22 +257,31 @@ class Holdings:
             job: A job with a guaranteed hold.
         """
         hold = self.holds[job]
-        self._regrade(hold, [Spot(spot.leaves) for spot in hold.spots], OPPORTUNISTIC)
+        self._regrade(hold, [0 for _, spots in hold.portions for _ in spots], OPPORTUNISTIC)
 
-    def promote(self, job: AttemptId, spots: Sequence[Spot]) -> None:
+    def promote(self, job: AttemptId, levels: Sequence[int]) -> None:
         """Make a demoted job guaranteed where it is.
 
         Args:
             job: A job whose hold is opportunistic.
-            spots: Its GPUs with the levels of the cells that cover them (`find_cover`).
+            levels: The levels of the cells that cover its spots (`find_cover`), in their order.
         """
         hold = self.holds[job]
-        self._regrade(hold, spots, hold.asked)
-        self.mark_unsettled(self.chains[hold.chain])
+        self._regrade(hold, levels, hold.asked)
+        self.mark_all_unsettled(hold.portions)
 
-    def _regrade(self, hold: CellHold, spots: Sequence[Spot], priority: int) -> None:
+    def _regrade(self, hold: CellHold, levels: Sequence[int], priority: int) -> None:
+        """Make a hold guaranteed or opportunistic where it is: same leaves, other cells."""
+        after = hold.levelled(levels)
         self.count_hold(hold, -1)
-        self.chains[hold.chain].change_priority(hold, spots, priority)
+        for name, spots in hold.portions:
+            for spot in spots:
+                self.chains[name].free_leaves(spot.leaves, hold)
+        hold.priority = priority
+        hold.have(after)
+        for name, spots in after:
+            for spot in spots:
+                self.chains[name].allocate_spot(hold, spot)
         self.count_hold(hold, 1)
 
     def count_hold(self, hold: CellHold, change: int) -> None:
@@ -256,6 +302,11 @@ class Holdings:
             counts[hold.priority] = counts.get(hold.priority, 0) + change
             if not counts[hold.priority]:
                 del counts[hold.priority]
+
+    def mark_all_unsettled(self, portions: Iterable[Portion]) -> None:
+        """Note that bad cells of the chains of some portions are to be decided again."""
+        for name, _ in portions:
+            self.mark_unsettled(self.chains[name])
 
     def mark_unsettled(self, chain: ChainState, *, health: bool = False) -> None:
         """Note that bad cells of a chain are to be decided again; choosers decide at once.

@@ -39,7 +39,7 @@ class Carried(NamedTuple):
 
     Afterwards it is in `chain` (empty: in none), with those of its GPUs that are there. `levels`
     are those of the VC's cells that cover its spots; none: it is opportunistic. `leads` is its new
-    name.
+    name. `chains` say of a mixed gang in which chain each of its spots is.
     """
 
     hold: AttemptId
@@ -47,6 +47,7 @@ class Carried(NamedTuple):
     levels: tuple[int, ...]
     fate: Fate
     leads: AttemptId
+    chains: tuple[str, ...] = ()
 
 
 class Home(NamedTuple):
@@ -84,7 +85,7 @@ def install_cluster(
         if each.fate is Fate.RELEASED:
             changes.append(ReconfiguredJob(hold.job, hold.vc, each.fate))
             continue
-        home = home_of(cells, new, hold, each.chain)
+        home = home_of(cells, new, hold, each.chain, each.chains)
         enter_carried(new, hold, each, home)
         changes += [
             ReconfiguredJob(job, hold.vc, each.fate, gone) for job, gone in home.off_chain.items()
@@ -99,9 +100,17 @@ def install_cluster(
 
 def as_before(hold: CellHold) -> Carried:
     """Return the outcome of a hold for which a change of the cells changes nothing."""
-    levels = tuple(spot.level for spot in hold.spots) if hold.guaranteed else ()
+    levels = tuple(spot.level for _, spots in hold.portions for spot in spots)
     fate = Fate.KEPT if hold.guaranteed else Fate.OPPORTUNISTIC
-    return Carried(hold.job, hold.chain, levels, fate, hold.job)
+    chains = tuple(name for name, spots in hold.portions for _ in spots)
+    return Carried(
+        hold.job,
+        hold.chain,
+        levels if hold.guaranteed else (),
+        fate,
+        hold.job,
+        chains if hold.further else (),
+    )
 
 
 def gpus_of_hold(
@@ -114,18 +123,21 @@ def gpus_of_hold(
         hold: The hold.
 
     Returns:
-        By job and by spot. A GPU that a job uses outside the chain is a spot of its own.
+        By job and by spot. A GPU that a job uses outside its chains is a spot of its own.
     """
-    shape = cells.chains[hold.chain].topology
 
-    def named(leaves: Sequence[int]) -> list[Gpu]:
+    def named(chain: str, leaves: Sequence[int]) -> list[Gpu]:
+        shape = cells.chains[chain].topology
         return [(shape.node(leaf), shape.device(leaf)) for leaf in leaves]
 
     gpus_of = {
-        job: named(cells.leaves_of(job)) + list(cells.off_chain.get(job, ()))
+        job: [
+            *(gpu for portion in cells.leaves_by_chain(job) for gpu in named(*portion)),
+            *cells.off_chain.get(job, ()),
+        ]
         for job in hold.partners or (hold.job,)
     }
-    spots = [named(spot.leaves) for spot in hold.spots]
+    spots = [named(name, spot.leaves) for name, each in hold.portions for spot in each]
     before = {gpu for gpus in spots for gpu in gpus}
     spots += [
         [gpu]
@@ -135,16 +147,20 @@ def gpus_of_hold(
     return gpus_of, spots
 
 
-def home_of(old: Cells, new: Cells, hold: CellHold, chain: str) -> Home:
-    """Return where the GPUs of a hold are if it is to be in a chain of other cells.
+def home_of(old: Cells, new: Cells, hold: CellHold, chain: str, chains: Sequence[str] = ()) -> Home:
+    """Return where the GPUs of a hold are if it is to be in a chain of other cells, or in several.
 
     Args:
         old: The cells that it is in.
         new: The cells of the new cluster.
         hold: The hold.
         chain: A chain of `new`; empty or unknown: no GPU is in it.
+        chains: Of a mixed gang: the chain of each of its spots, which has all of its GPUs.
     """
     gpus_of, gpus = gpus_of_hold(old, hold)
+    if chains:
+        there = tuple(_inside(new, name, each) for name, each in zip(chains, gpus, strict=True))
+        return Home(there, {}, {hold.job: ()})
     leaves = {job: _inside(new, chain, each) for job, each in gpus_of.items()}
     return Home(
         tuple(inside for each in gpus if (inside := _inside(new, chain, each))),
@@ -178,12 +194,29 @@ def enter_carried(new: Cells, hold: CellHold, each: Carried, home: Home) -> None
     spots = tuple(Spot(leaves, level) for leaves, level in zip(home.spots, levels, strict=True))
     moved = CellHold(
         Request(each.leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
-        Placement(each.chain, spots),
+        placed(each.chain, spots, each.chains),
     )
     moved.partners = home.partners
     if not each.levels:
         moved.priority = OPPORTUNISTIC
     new.enter(moved, settle=False)
+
+
+def placed(chain: str, spots: tuple[Spot, ...], chains: Sequence[str]) -> Placement:
+    """Return spots as a placement.
+
+    Args:
+        chain: The chain of all of them, where `chains` is empty.
+        spots: The spots.
+        chains: The chain of each of them.
+    """
+    if not chains:
+        return Placement(chain, spots)
+    portions: dict[str, tuple[Spot, ...]] = {}
+    for name, spot in zip(chains, spots, strict=True):
+        portions[name] = (*portions.get(name, ()), spot)
+    (first, mine), *further = portions.items()
+    return Placement(first, mine, further=tuple(further))
 
 
 def _inside(cells: Cells, chain: str, gpus: Sequence[Gpu]) -> tuple[int, ...]:

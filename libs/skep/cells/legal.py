@@ -18,6 +18,7 @@ from skep.wire.parse import nearest
 from skep.wire.reasons import Reason
 from skep.wire.spec import TYPES_APART, suits
 
+MIXED_CHAINS_MIN = 2
 NAMES_MAX = 8
 """Names of types or levels that a sentence lists."""
 
@@ -122,10 +123,39 @@ def impossible(cluster: Cluster, request: Request) -> Refusal | None:
             f"no cell has the level `{request.within}`",
             nearest(request.within, levels) or _listed("the levels are", levels),
         )
+    if request.mixed and len(views) < MIXED_CHAINS_MIN:
+        return _no_mix(views[0], request)
     refusals = [_judge(view, request) for view in views]
     if any(refusal is None for refusal in refusals):
         return None
+    if request.mixed:
+        return _judge_mixed(views, request)
     return max((each for each in refusals if each is not None), key=lambda each: each[0])[1]
+
+
+def _no_mix(view: View, request: Request) -> Refusal:
+    """Return why a gang cannot be mixed: its VC owns cells of only one chain that it may be in."""
+    only = f"{request.vc} owns cells of one chain with such GPUs only: {view.name}"
+    hint = "leave `mixed` out, or name more types in `gpu_type`"
+    return Refusal(Reason.MIXED_OF_ONE, f"`mixed` is of several chains, and {only}", hint)
+
+
+def _judge_mixed(views: Sequence[View], request: Request) -> Refusal | None:
+    """Return why the chains together cannot hold a mixed gang of equal workers, or None."""
+    gpus, workers = request.sizes[0], len(request.sizes)
+    room = [
+        sum(count * (size // gpus) for size, count in rooms)
+        for view in views
+        for _, rooms in view.rooms()
+    ]
+    if sum(room) >= workers:
+        return None
+    names = ", ".join(dict.fromkeys(view.chain.gpu for view in views))
+    return Refusal(
+        Reason.QUOTA_TOO_SMALL,
+        f"the gang has {workers} workers, and the cells of {request.vc} ({names}) hold {sum(room)}",
+        f"ask for at most {sum(room)} workers of {gpus_text(gpus)}" if sum(room) else PACK_HINT,
+    )
 
 
 def _views(cluster: Cluster, request: Request) -> Iterator[View]:

@@ -56,12 +56,13 @@ def check_hold(cells: Cells, job: AttemptId) -> Iterator[Broken]:
     hold = cells.holds.get(job)
     if hold is None:
         return
-    chain = cells.chains[hold.chain]
-    for spot in hold.spots:
-        text = _wrong(chain, hold, spot.leaves, spot.level)
-        if text:
-            node = chain.topology.node(spot.leaves[0])
-            yield Broken(Reason.GPUS_HELD_WRONGLY, hold.chain, (hold.vc,), node, text)
+    for name, spots in hold.portions:
+        chain = cells.chains[name]
+        for spot in spots:
+            text = _wrong(chain, hold, spot.leaves, spot.level)
+            if text:
+                node = chain.topology.node(spot.leaves[0])
+                yield Broken(Reason.GPUS_HELD_WRONGLY, name, (hold.vc,), node, text)
 
 
 def _wrong(chain: ChainState, hold: CellHold, leaves: tuple[int, ...], level: int) -> str:
@@ -98,7 +99,8 @@ def check_node(cells: Cells, chain: ChainState, node: int) -> Iterator[Broken]:
                 holds[owner] = None
     vcs = tuple(sorted({hold.vc for hold in holds}))
     for hold in holds:
-        listed = {leaf for spot in hold.spots for leaf in spot.leaves if leaf in span}
+        spots = hold.spots_in(shape.name)
+        listed = {leaf for spot in spots for leaf in spot.leaves if leaf in span}
         has = {
             leaf
             for leaf in span

@@ -234,7 +234,7 @@ class Replay:
             if hold.priority < hold.asked and not hold.claims:
                 spots = find_cover(self.cells, hold)
                 if spots is not None:
-                    self.cells.promote(hold.job, spots)
+                    self.cells.promote(hold.job, [spot.level for spot in spots])
                     self._then.append({"job": hold.job} | self._bound(hold, "promoted"))
 
     def _retry(self, event: Submit) -> None:

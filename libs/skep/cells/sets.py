@@ -32,6 +32,7 @@ def join_set(cells: Holdings, request: Request, on: AttemptId, leaves: Sequence[
     hold = cells.hold_of(on)
     assert hold is not None, on
     assert not hold.claims, on
+    assert not hold.further, on
     assert hold.vc == request.vc, (on, request.job)
     assert request.job not in cells.sets, request.job
     if not hold.partners:

@@ -22,6 +22,10 @@ on history, and on nothing else in a snapshot. So it is stored too, and a restar
 decision."""
 
 
+Spots = tuple[tuple[tuple[int, ...], int], ...]
+"""Leaves and level of each spot."""
+
+
 class HoldSnapshot(msgspec.Struct, frozen=True):
     """One hold: its job, the priority asked for and the one in force, and its spots."""
 
@@ -30,7 +34,7 @@ class HoldSnapshot(msgspec.Struct, frozen=True):
     asked: int
     priority: int
     chain: str
-    spots: tuple[tuple[tuple[int, ...], int], ...]
+    spots: Spots
     pin: str
     lazy: bool
     claims: bool
@@ -43,6 +47,7 @@ class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
     `ill` are bad GPUs as (node, device). `doomed` are the bad cells of VCs: chain, VC, level,
     index. `astray` are GPUs that jobs use outside their chain: job, node, device. `orders` are
     those of the indexes of each chain; a snapshot without them leads to places that are as good.
+    `further` are the portions of mixed gangs in chains beside that of their hold.
     """
 
     cluster: Cluster
@@ -51,6 +56,7 @@ class CellsSnapshot(msgspec.Struct, frozen=True, tag="cells-kept"):
     doomed: tuple[tuple[str, str, int, int], ...]
     astray: tuple[tuple[AttemptId, str, int], ...]
     orders: dict[str, tuple[Order, ...]] = {}
+    further: dict[AttemptId, tuple[tuple[str, Spots], ...]] = {}
 
 
 def take_snapshot(cells: Cells) -> CellsSnapshot:
@@ -66,6 +72,11 @@ def take_snapshot(cells: Cells) -> CellsSnapshot:
         ),
         astray=tuple((job, *gpu) for job, gpus in cells.off_chain.items() for gpu in gpus),
         orders={name: index_orders(chain) for name, chain in cells.chains.items()},
+        further={
+            hold.job: tuple((name, tuple(spots)) for name, spots in hold.further)
+            for hold in cells.holds.values()
+            if hold.further
+        },
     )
 
 
@@ -84,7 +95,8 @@ def restore_cells(kept: CellsSnapshot, choosers: Choosers | None = None) -> Cell
     for name, vc, level, index in kept.doomed:
         cells.chains[name].bind_bad_cell(vc, level, index)
     for each in sorted(kept.holds, key=lambda hold: hold.claims):
-        cells.enter(_hold(each), settle=False)
+        further = kept.further.get(each.job, ())
+        cells.enter(_hold(each, further), settle=False)
     # The order of holds says which has existed longest, also of those that began as claims.
     cells.holds = {each.job: cells.holds[each.job] for each in kept.holds}
     for name, order in kept.orders.items():
@@ -107,10 +119,14 @@ def _kept(hold: CellHold) -> HoldSnapshot:
     )
 
 
-def _hold(kept: HoldSnapshot) -> CellHold:
+def _hold(kept: HoldSnapshot, beside: tuple[tuple[str, Spots], ...]) -> CellHold:
     request = Request(kept.job, kept.vc, kept.asked, (), pin=kept.pin, lazy=kept.lazy)
-    spots = tuple(Spot(tuple(leaves), level) for leaves, level in kept.spots)
-    hold = CellHold(request, Placement(kept.chain, spots), claims=kept.claims)
+    (chain, spots), *further = (
+        (name, tuple(Spot(tuple(leaves), level) for leaves, level in each))
+        for name, each in ((kept.chain, kept.spots), *beside)
+    )
+    where = Placement(chain, spots, further=tuple(further))
+    hold = CellHold(request, where, claims=kept.claims)
     hold.priority = kept.priority
     hold.partners.update(kept.partners)
     return hold

@@ -55,6 +55,7 @@ class Cells(Holdings):
                 hold.pin,
                 hold.lazy,
                 hold.partners,
+                hold.further,
             )
             for job, hold in self.holds.items()
         }
@@ -168,11 +169,23 @@ class Cells(Holdings):
         hold = self.holds.get(job)
         if hold is None:
             return
-        chain = self.chains[hold.chain]
         self.count_hold(hold, -1)
-        gone = [
-            spot for spot in hold.spots if not node or chain.topology.node(spot.leaves[0]) == node
-        ]
+        held = hold.portions
+        left = [(name, self._release_in(hold, name, spots, node)) for name, spots in held]
+        hold.have(left)
+        if hold.spots:
+            self.count_hold(hold, 1)
+        else:
+            del self.holds[job]
+        if settle:
+            self.mark_all_unsettled(held)
+
+    def _release_in(
+        self, hold: CellHold, name: str, spots: tuple[Spot, ...], node: str
+    ) -> tuple[Spot, ...]:
+        """Free or unclaim spots of a hold in one chain, on a node or on all; return the others."""
+        chain = self.chains[name]
+        gone = [spot for spot in spots if not node or chain.topology.node(spot.leaves[0]) == node]
         for spot in gone:
             if hold.claims:
                 chain.cancel_claim(spot)
@@ -182,23 +195,18 @@ class Cells(Holdings):
             for user in dict.fromkeys(chain.user[leaf] for spot in gone for leaf in spot.leaves):
                 if user is not None and user.partners:
                     sets.review_leader(self, user)  # The claim is gone: its GPUs are theirs.
-        hold.spots = tuple([spot for spot in hold.spots if spot not in gone])
-        if hold.spots:
-            self.count_hold(hold, 1)
-        else:
-            del self.holds[job]
-        if settle:
-            self.mark_unsettled(chain)
+        return tuple([spot for spot in spots if spot not in gone])
 
     def widen(self, job: AttemptId, spots: Sequence[Spot]) -> None:
         """Give a job further idle GPUs, guaranteed or opportunistic as those that it has.
 
         Args:
-            job: A job that shares with no other.
+            job: A job that shares with no other, in one chain.
             spots: The further GPUs, with the levels of the cells that cover them.
         """
         hold = self.holds[job]
         assert not hold.partners, job
+        assert not hold.further, job
         chain = self.chains[hold.chain]
         self.count_hold(hold, -1)
         hold.spots += tuple(spots)
@@ -211,7 +219,7 @@ class Cells(Holdings):
         """Take some GPUs from a job that keeps others.
 
         Args:
-            job: A job that shares with no other.
+            job: A job that shares with no other, in one chain.
             gpus: The GPUs, as (node, device).
         """
         self._come_home(job, [gpu for gpu in gpus if gpu in self.off_chain.get(job, {})])
@@ -219,6 +227,7 @@ class Cells(Holdings):
         if hold is None:
             return
         assert not hold.partners, job
+        assert not hold.further, job
         shape = self.chains[hold.chain].topology
         leaves = [shape.leaf(*gpu) for gpu in gpus]
         sets.free_part(self, hold, [leaf for leaf in leaves if leaf is not None])
@@ -288,7 +297,8 @@ class Cells(Holdings):
             return True
         hold = self.hold_of(job)
         user = self.chains[found[0]].user[found[1]]
-        mine = hold is not None and user is hold and found[1] in self.leaves_of(job)
+        there = dict(self.leaves_by_chain(job)).get(found[0], ())
+        mine = hold is not None and user is hold and found[1] in there
         return mine or (node, device) in self.off_chain.get(job, {})
 
     def note_off_chain(self, job: AttemptId, node: str, device: int) -> None:

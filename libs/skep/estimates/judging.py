@@ -23,7 +23,17 @@ from typing import NamedTuple
 import msgspec
 
 from skep.estimates.calibration import START, Calibration, judged
-from skep.estimates.lengths import MILLI_NS, Known, Pace, Work, by_rate, remaining, whole, work_of
+from skep.estimates.lengths import (
+    MILLI_NS,
+    Known,
+    Pace,
+    Work,
+    by_rate,
+    remaining,
+    slowest,
+    whole,
+    work_of,
+)
 from skep.estimates.starts import WAITING_MAX, Owned, Played, Runs, Waits, starts
 from skep.ids import job_sequence
 from skep.ledger import runs
@@ -347,8 +357,14 @@ class Judging:
     def _whole(self, job: _Job) -> Known | None:
         known = self._calibration.runs(job.work.vc, job.work.family)
         seen = self._calibration.lengths(job.work.vc)
-        on = job.work.gpus, self._type_of(job)
-        return whole(job.work, max(len(job.nodes), 1), on, (known, seen), self._fits)
+        types = sorted({self._types.get(node, "") for node in job.nodes})
+        if len(types) < 2 or "" in types:
+            types = [self._type_of(job)]
+        nodes = max(len(job.nodes), 1)
+        return slowest(
+            whole(job.work, nodes, (job.work.gpus, each), (known, seen), self._fits)
+            for each in types
+        )
 
     def _all_of(self, job: _Job) -> Lasts | None:
         return self._lasts(job, self._whole(job))

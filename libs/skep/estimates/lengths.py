@@ -11,7 +11,7 @@ The first that is known is taken. Where none is, nothing is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from skep.estimates.spans import around, left, more, span
@@ -222,6 +222,24 @@ def whole(
         or by_runs(work.total, runs, gpus, gpu_type)
         or by_owner(work.declared, seen)
     )
+
+
+def slowest(found: Iterable[Known | None]) -> Known | None:
+    """Return how long a mixed gang runs: as long as if all its GPUs were of its slowest type.
+
+    Args:
+        found: How long it would run on each of its types alone.
+
+    Returns:
+        The longest; None if it is not known of each type, as the unknown one may be the slowest.
+    """
+    longest: Known | None = None
+    for each in found:
+        if each is None:
+            return None
+        if longest is None or each.lasts.p50 > longest.lasts.p50:
+            longest = each
+    return longest
 
 
 def remaining(

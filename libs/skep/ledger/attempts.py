@@ -52,12 +52,33 @@ def hold(
     asked = request(
         job, fact.attempt, guaranteed=not job.spec.opportunistic, workers=ranks_of(fact.members)
     )
-    made = CellHold(
-        asked, Placement(fact.chain, spots(state, fact.chain, fact.members)), claims=claims
-    )
+    made = CellHold(asked, placement(state, fact.chain, fact.members), claims=claims)
     if not made.spots[0].level:
         made.priority = OPPORTUNISTIC
     return made
+
+
+def placement(state: ClusterState, chain: str, members: Iterable[Member]) -> Placement:
+    """Return the GPUs of a gang, which may be mixed, in the order of ranks.
+
+    Args:
+        state: Read for the shapes of the chains.
+        chain: The chain of the parts that name none.
+        members: The parts of the gang.
+    """
+    parts: dict[str, list[Member]] = {}
+    for member in sorted(members, key=_first):
+        parts.setdefault(member.chain or chain, []).append(member)
+    (first, mine), *further = parts.items()
+    return Placement(
+        first,
+        spots(state, first, mine),
+        further=tuple((name, spots(state, name, each)) for name, each in further),
+    )
+
+
+def _first(member: Member) -> int:
+    return member.first_rank
 
 
 def spots(state: ClusterState, chain: str, members: Iterable[Member]) -> tuple[Spot, ...]:

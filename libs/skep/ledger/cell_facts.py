@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from skep import ids
 from skep.cells import rules1
-from skep.cells.holds import Spot
 from skep.cells.install import Carried, ReconfiguredJob, install_cluster
 from skep.cells.state import Cells
 from skep.ledger import attempts
@@ -45,7 +44,7 @@ def carried_of(fact: CellsSet) -> Iterator[Carried]:
     for each in fact.carried:
         name = ids.attempt_id(each.job, each.attempt)
         leads = ids.attempt_id(each.leads, each.leads_attempt) if each.leads else name
-        yield Carried(name, each.chain, each.levels, each.fate, leads)
+        yield Carried(name, each.chain, each.levels, each.fate, leads, each.chains)
 
 
 def apply_bearing(
@@ -115,9 +114,7 @@ def apply_hold(
             del state.reserved[job.job]
             state.queue(job).add(job.entry)
         case JobPromoted():
-            spots = state.cells.holds[name].spots
-            pairs = zip(spots, fact.levels, strict=True)
-            state.cells.promote(name, [Spot(spot.leaves, level) for spot, level in pairs])
+            state.cells.promote(name, fact.levels)
             state.note_borrowed(job, fact.at)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement
+from skep.cells.holds import OPPORTUNISTIC, CellHold
 from skep.ledger import attempts, sharing
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
@@ -26,9 +26,8 @@ def apply_regained(state: ClusterState, job: JobState, fact: GpusRegained) -> No
         sharing.enter(state, job, fact.attempt, fact.chain, live)
     else:
         asked = attempts.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-        spots = attempts.spots(state, fact.chain, live)
-        where = Placement(fact.chain, tuple(spot._replace(level=0) for spot in spots))
-        hold = CellHold(asked, where)
+        hold = CellHold(asked, attempts.placement(state, fact.chain, live))
+        hold.have(hold.levelled(0 for _, spots in hold.portions for _ in spots))
         hold.priority = OPPORTUNISTIC
         state.cells.enter(hold)
     for name in job.live:

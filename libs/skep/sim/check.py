@@ -33,6 +33,7 @@
         more of them are jobs at once than may be, and the array ends when all of them have
     I24 jobs are put on one GPU for their shares only if each asked for one, they come to no more
         than the GPU, and all are of one VC, class and priority
+    I25 a gang lies in several chains only if its job allows it, on types that it asked for
     I11 in a queue no job overtakes a more important one, nor without advice an earlier one
 
 The models know nothing of the machines: they read what became durable.

@@ -9,7 +9,7 @@ import msgspec
 
 from skep.cells.levels import gpus_in_cells
 from skep.ids import job_sequence
-from skep.sim import moves, peopled, returns, shared, sharing, sizes
+from skep.sim import mixing, moves, peopled, returns, shared, sharing, sizes
 from skep.sim.arrayed import ArraysModel
 from skep.sim.churn import Churn, embargoed
 from skep.sim.held import Gpus
@@ -499,6 +499,7 @@ class AllocatorModel:
         whole = whole and least <= len(ranks) <= most
         whole = whole and all(len(devices) == wanted.gpus for _, devices in ranks)
         require(whole, "I3", f"{name}: {fact.members} are not the gang")
+        mixing.apart(self.cluster, job.spec, fact)
         packed = (name, fact.attempt) in self.gpus.decisions
         counted = job.claims  # Its person had it from its claim on.
         if not (job.claims or packed):  # Who has claimed its cells had its turn then.

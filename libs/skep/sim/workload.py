@@ -15,7 +15,7 @@ from skep.cells.propose import propose, resolve
 from skep.ids import job_id
 from skep.policy.fair import unfit
 from skep.policy.registry import POLICIES, make
-from skep.sim import arrayed, forecasts, guesses, shared
+from skep.sim import arrayed, forecasts, guesses, mixing, shared
 from skep.sim.churn import Churn, register
 from skep.sim.network import Network
 from skep.sim.processes import KINDS
@@ -97,6 +97,8 @@ LIFE_FROM, LIFE_UNTIL = 9000, 10_000
 """In histories with these seeds jobs want a signal before their time limit."""
 PIPELINES_FROM, PIPELINES_UNTIL = 10_000, 11_000
 """In histories with these seeds jobs and arrays are of pipelines with `max_parallel`, and wait."""
+MIXED_FROM, MIXED_UNTIL = 11_000, 12_000
+"""In histories with these seeds many gangs may lie in several chains, and no VC has a policy."""
 WHO = ("ada", "bob", "cem", "")
 OFTEN = 20
 """How much more often these histories draw `deadline`, under which alone there are promises."""
@@ -158,6 +160,7 @@ class People:
         shares: random.Random | None = None,
         life: random.Random | None = None,
         pipelines: bool = False,
+        mixed: random.Random | None = None,
     ) -> None:
         """Listen for verdicts; nothing is asked for before `begin`.
 
@@ -166,8 +169,8 @@ class People:
         them, with `learned` those of NEWER; with `explores` such VCs may explore;
         `sharing` decides about people, limits and windows, if there are any, `waits` about what
         jobs wait for beside GPUs, `arrays` about arrays, which wait too if they are `gated`, and
-        `shares` about shares of a GPU, and `life` about warnings of limits. With
-        `pipelines` many of what waits is of pipelines.
+        `shares` about shares of a GPU, `life` about warnings of limits, and `mixed` about gangs in
+        several chains. With `pipelines` many of what waits is of pipelines.
         """
         self.place = "people"
         self.dead = False
@@ -193,7 +196,7 @@ class People:
         self._sharing, self._waits = sharing, waits
         self._arrays, self._gated = arrays, gated
         self._shares, self._life = shares, life
-        self._pipelines = pipelines
+        self._pipelines, self._mixed = pipelines, mixed
         self._submitted_arrays: list[Submission] = []
         self._windows: dict[str, None] = {}
         self._timed = later
@@ -425,6 +428,8 @@ class People:
             spec |= {"script": script, "args": arguments}
         if self._shares is not None:
             return shared.some_of_a_gpu(self._shares, spec)
+        if self._mixed is not None:
+            return mixing.perhaps_mixed(self._mixed, spec)
         if self._sharing is not None:
             return self._of_person(spec)
         waits = self._waiting_for(vc) if self._waits is not None else {}
@@ -671,7 +676,7 @@ class People:
         policies = self._policies
         if self._sharing is not None:
             return self._shared(vc, self._sharing)
-        if not self._ruled or policies.random() < 0.3:
+        if self._mixed is not None or not self._ruled or policies.random() < 0.3:
             return vc
         if self._learned and policies.random() < 0.6:
             options = guesses.options(policies, RULES, explores=self._explores)

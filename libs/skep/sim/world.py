@@ -36,6 +36,8 @@ from skep.sim.workload import (
     LEARNED_FROM,
     LIFE_FROM,
     LIFE_UNTIL,
+    MIXED_FROM,
+    MIXED_UNTIL,
     PEOPLE_FROM,
     PEOPLE_UNTIL,
     PIPELINES_FROM,
@@ -117,6 +119,7 @@ class World:
             shares=random.Random(seed + 5) if SHARES_FROM <= seed < SHARES_UNTIL else None,
             life=random.Random(seed + 4) if LIFE_FROM <= seed < LIFE_UNTIL else None,
             pipelines=_pipelines(seed),
+            mixed=random.Random(seed + 5) if MIXED_FROM <= seed < MIXED_UNTIL else None,
         )
         self._timed = seed >= LATER_FROM
         """Whether jobs have deadlines; then admission hears how they go."""

@@ -78,7 +78,8 @@ class CarriedHold(Message, frozen=True):
 
     It is in `chain` then ("": in none), with those of its GPUs that are there; others are astray.
     `levels` are the levels of the VC's cells that cover its spots, in their order; none: it is
-    opportunistic. `leads` names the job that leads it where that is another one of a set.
+    opportunistic. `leads` names the job that leads it where that is another one of a set. `chains`
+    say of a mixed gang in which chain each of its spots is.
     """
 
     job: str
@@ -88,6 +89,7 @@ class CarriedHold(Message, frozen=True):
     fate: Fate = Fate.KEPT
     leads: str = ""
     leads_attempt: int = 0
+    chains: tuple[str, ...] = ()
 
 
 BearingFact = BadCellBound | BadCellReturned | SetLed | RulesRaised

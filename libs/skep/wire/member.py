@@ -13,6 +13,9 @@ class Member(Message, frozen=True):
 
     `levels[i]` is the level of the VC's cell that covers them (1 is one GPU); 0, or without
     `levels`, none does: the rank runs opportunistically.
+
+    Of a mixed gang, whose parts are in several chains, `chain` and `gpu_type` say in which one this
+    part is, and of which type its GPUs are.
     """
 
     node: str
@@ -21,6 +24,8 @@ class Member(Message, frozen=True):
     devices: tuple[tuple[int, ...], ...]
     levels: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
+    chain: str = ""
+    gpu_type: str = ""
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -398,6 +398,7 @@ def _values(spec: JobSpec) -> Iterator[Problem]:
     yield from _secrets(spec)
     yield from _resources(spec.resources)
     yield from _share(spec)
+    yield from _mixed(spec)
     if spec.elastic is not None:
         yield from _elastic(spec.elastic, spec.resources)
     if spec.ps is not None:
@@ -593,6 +594,36 @@ def _share(spec: JobSpec) -> Iterator[Problem]:
                 text=f"`{key}` of a job with a share of a GPU is not built yet",
                 suggestion=f"leave `{key}` out, or ask for whole GPUs",
             )
+
+
+def _mixed(spec: JobSpec) -> Iterator[Problem]:
+    """Yield what a job whose gang may lie in several chains cannot have, or has to."""
+    wanted = spec.resources
+    if not wanted.mixed:
+        return
+    if wanted.workers == 1:
+        text = "`mixed` is of a gang, and this job has one worker"
+        yield _unmixed("$.resources.mixed", text, "leave `mixed` out, or ask for more workers")
+    if wanted.pinned:
+        text = f"the pinned cell `{wanted.pinned}` is in one chain, and a mixed gang in several"
+        yield _unmixed("$.resources.pinned", text, "leave `mixed` or `pinned` out")
+    if wanted.topology is not None and wanted.topology.hard:
+        text = f"one {wanted.topology.within} has GPUs of one chain, and a mixed gang of several"
+        yield _unmixed("$.resources.topology", text, "leave `mixed` out, or make the wish soft")
+    if spec.opportunistic:
+        text = "only a guaranteed job may be mixed: idle GPUs are lent in one chain"
+        yield _unmixed("$.service_class", text, "leave `mixed` out, or make the job guaranteed")
+    if spec.elastic is not None:
+        text = "a mixed gang does not grow or shrink"
+        yield _unmixed("$.elastic", text, "leave `mixed` or `elastic` out")
+    if spec.finish_by is not None or spec.qos is not None:
+        text = "nothing is promised to a mixed gang: its speed is not known before it is placed"
+        path = "$.finish_by" if spec.finish_by is not None else "$.qos"
+        yield _unmixed(path, text, "leave `mixed` or the deadline out")
+
+
+def _unmixed(path: str, text: str, suggestion: str) -> Problem:
+    return Problem(path=path, reason=Reason.NOT_MIXED, text=text, suggestion=suggestion)
 
 
 def _elastic(elastic: Elastic, resources: Resources) -> Iterator[Problem]:

@@ -35,6 +35,9 @@ class Reason(StrEnum):
     CELL_TOO_SMALL = "cell-too-small"
     WITHIN_TOO_SMALL = "within-too-small"
     CELLS_DO_NOT_PACK = "cells-do-not-pack"
+    NOT_MIXED = "not-mixed"
+    MIXED_OF_ONE = "mixed-of-one"
+    MIXED_UNDER_POLICY = "mixed-under-policy"
     PIN_NEEDS_GUARANTEE = "pin-needs-guarantee"
     NO_TIME_ZONE = "no-time-zone"
     UNKNOWN_CLASS = "unknown-class"
@@ -208,6 +211,7 @@ class Reason(StrEnum):
     BEST_FIT_ONE_NODE = "best-fit-one-node"
     FEWEST_NODES = "fewest-nodes"
     HOLDS_COPIES = "holds-copies"
+    MIXED_GANG = "mixed-gang"
     CELLS_RESERVED = "cells-reserved"
 
     # Why a job was stopped, put back or ended.
@@ -447,6 +451,9 @@ TEXT: dict[Reason, str] = {
     Reason.CELL_TOO_SMALL: "no cell of the virtual cluster holds one worker",
     Reason.WITHIN_TOO_SMALL: "no cell of that level in the virtual cluster holds the whole gang",
     Reason.CELLS_DO_NOT_PACK: "the workers do not fit the virtual cluster's cells, however placed",
+    Reason.NOT_MIXED: "a job as it asks for cannot be mixed",
+    Reason.MIXED_OF_ONE: "only one chain of cells has GPUs that it may be mixed of",
+    Reason.MIXED_UNDER_POLICY: "the policy of the virtual cluster places no mixed gangs",
     Reason.PIN_NEEDS_GUARANTEE: "only guaranteed jobs are placed in pinned cells",
     Reason.NO_TIME_ZONE: "a time without its zone is another instant in each zone",
     Reason.UNKNOWN_CLASS: "no class of service has this name",
@@ -585,6 +592,7 @@ TEXT: dict[Reason, str] = {
     Reason.REPEATED_FAILURES: "several jobs failed there soon after their start that run elsewhere",
     Reason.WAITS_FOR_PORT: "every port for gangs to meet on is taken at the first node's address",
     Reason.BEST_FIT_ONE_NODE: "the fullest node that holds the whole gang",
+    Reason.MIXED_GANG: "no chain of cells holds the gang alone: so many workers in each of several",
     Reason.FEWEST_NODES: "no single node holds the gang: the fewest nodes that do",
     Reason.HOLDS_COPIES: "copies of its state are in the memory of these nodes, or of some of them",
     Reason.SUCCEEDED: "every process exited with status 0",

@@ -98,6 +98,9 @@ class Resources(_Part, frozen=True):
     whole ones. People write `gpus: 0.5`, which is read as `gpus: 1` with `share: 500`. The job then
     uses a GPU together with others of its VC that ask for shares. `gpu_memory` is what it needs of
     the GPU's memory, in bytes or as text such as `10GiB`; without it, its share of that.
+
+    A `mixed` job may have workers on GPUs of several of its types, or on nodes of several sizes,
+    where no chain of cells of one type holds them all. It is as fast as its slowest GPU.
     """
 
     gpus: Annotated[int, Meta(ge=1, le=GPUS_PER_WORKER_MAX, description=GPUS_TEXT)] = 1
@@ -109,6 +112,7 @@ class Resources(_Part, frozen=True):
     pinned: Words = ""
     share: Annotated[int, Meta(ge=0, le=SHARE_MOST)] = 0
     gpu_memory: Count | Words = 0
+    mixed: bool = False
 
     @property
     def shown_gpus(self) -> float:

@@ -41,7 +41,7 @@ from skep_lab.simulator.floor import Floor, Part, Run
 from skep_lab.simulator.settings import Settings
 from skep_lab.simulator.work import Work
 from skep_lab.traces.job import TraceJob
-from skep_lab.workloads.situation import Speeds, Steady
+from skep_lab.workloads.situation import Situation, Speeds, Steady
 
 SPEED_MIN = 0.05
 """Noise never reduces the speed of an attempt below this factor."""
@@ -444,12 +444,27 @@ class Agents:
             if run.job.batch_max:
                 work.advance(now, self._store_every)
                 where = where._replace(stage=work.stage())
+            where = self._as_slow(run, where)
             if where == work.where:
                 continue
             work.advance(now, self._store_every)
             work.where = where
             speed = self._speeds.speed(work.job, where) * work.factor * work.phase
             self._reckon(run, work, speed, self._speeds.utilisation(work.job, where), now)
+
+    def _as_slow(self, run: Run, where: Situation) -> Situation:
+        """Return the situation of a mixed gang: as if all its GPUs were of its slowest type.
+
+        Each mini-batch waits for all ranks.
+        """
+        types = self._floor.types(run)
+        if len(types) == 1:
+            return where
+        job = self.works[run.name].job
+        return min(
+            (where._replace(gpu_type=each) for each in types),
+            key=lambda there: self._speeds.speed(job, there),
+        )
 
     def _staged(self, run: Run, version: int, now: Instant) -> None:
         """Compute the speed of an attempt again, as another part of its run has begun."""

@@ -83,6 +83,14 @@ class Floor:
         found = self._types.get(f"{node} ")
         return found if found is not None else self._types[f"{node} {device}"]
 
+    def types(self, run: Run) -> list[str]:
+        """Return the types of the GPUs of an attempt, each once; several if its gang is mixed."""
+        return list(
+            dict.fromkeys(
+                self.gpu_type(node, gpus[0]) for node, gpus in run.devices.items() if gpus
+            )
+        )
+
     def enter(self, run: Run) -> None:
         """Note that an attempt trains on its GPUs."""
         for node in run.parts:

@@ -101,6 +101,8 @@ class Owners:
         resources: dict[str, Any] = {"gpus": gpus, "workers": workers}
         if tied:
             resources["gpu_type"] = tied
+        if job.mixed and workers > 1 and not (job.workers_max or job.opportunistic or job.hard):
+            resources["mixed"] = True
         if job.within:
             resources["topology"] = {"within": job.within, "hard": job.hard}
         if job.cpus:

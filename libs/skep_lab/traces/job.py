@@ -55,6 +55,8 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late: str = ""
     """Its class, and what happens to it when it cannot be on time (`spec.qos`, `spec.late`)."""
     project: str = ""
+    mixed: bool = False
+    """Whether its gang may lie on GPUs of several types, or on nodes of several sizes."""
 
 
 class RowProblem(msgspec.Struct, frozen=True, omit_defaults=True):

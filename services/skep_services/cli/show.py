@@ -222,6 +222,8 @@ def _wants(row: dict[str, Any], spec: dict[str, Any]) -> str:
         parts[0] += f" ({row['workers']} workers x {each})"
     if row["gpu_type"]:
         parts.append(f"type {row['gpu_type']}")
+    if resources.get("mixed"):
+        parts.append("mixed if no chain holds it alone")
     if resources.get("cpus"):
         parts.append(f"{render.plural(resources['cpus'], 'CPU')} per worker")
     if isinstance(resources.get("memory"), int) and resources["memory"]:

@@ -306,8 +306,7 @@ def _borrowers(cells: Cells, vc: str) -> Iterator[Plain]:
     """Yield a VC's jobs that use GPUs beyond its cells, and on which nodes."""
     for hold in cells.holds.values():
         if hold.vc == vc and not hold.guaranteed:
-            shape = cells.chains[hold.chain].topology
-            nodes = dict.fromkeys(shape.node(spot.leaves[0]) for spot in hold.spots)
+            nodes = dict.fromkeys(cells.nodes_of(hold))
             yield {"job": job_of(hold.job), "gpus": hold.gpus, "nodes": list(nodes)}
 
 

@@ -18,7 +18,16 @@ from prometheus_client.registry import Collector
 
 from skep.estimates.calibration import EVERY, START, Calibration, Track
 from skep.estimates.judging import Queue, only_type, owned, pace_of, places_of
-from skep.estimates.lengths import Known, Pace, Work, remaining, whole, why_unknown, work_of
+from skep.estimates.lengths import (
+    Known,
+    Pace,
+    Work,
+    remaining,
+    slowest,
+    whole,
+    why_unknown,
+    work_of,
+)
 from skep.estimates.spans import more, span, then
 from skep.estimates.starts import UNKNOWN, WAITING_MAX, Owned, Played, now
 from skep.ledger import job_state
@@ -197,7 +206,9 @@ class Estimates:
 
     def _left(self, job: job_state.JobState, work: Work, at: Instant) -> Known | None:
         def in_all() -> Known | None:
-            return self._whole(work, max(len(job.members), 1), self._type_of(job))
+            types = dict.fromkeys(member.gpu_type for member in job.members.values())
+            mixed = types if types and "" not in types else [self._type_of(job)]
+            return slowest(self._whole(work, max(len(job.members), 1), each) for each in mixed)
 
         ran = max(at - (job.bound_at or at), 0)
         return remaining(work, self._pace(job), ran, in_all)

@@ -682,6 +682,7 @@ class Fold:
         for member in fact.members:
             part = attempt.part(member.node)
             part.first_rank, part.devices = member.first_rank, member.devices
+            part.gpu_type = member.gpu_type
         attempt.members.sort(key=lambda part: part.first_rank)
         self.enter(job, State.BOUND)
 

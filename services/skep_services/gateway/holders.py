@@ -11,6 +11,7 @@ from skep.ids import AttemptId, attempt_id
 from skep.ledger import sharing
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
+from skep.wire.spec import suits
 
 GUARANTEED_CLASS, OPPORTUNISTIC_CLASS = "guaranteed", "opportunistic"
 
@@ -102,13 +103,9 @@ def counted(state: ClusterState, job: JobState) -> int:
 
 
 def free_gpus(node: NodeState, gpu_type: str | None) -> int:
-    """Return how many GPUs of a type (None: any) no attempt holds on a node."""
+    """Return how many GPUs of a type (or of several; None: any) no attempt holds on a node."""
     held = {device for each in node.holdings.values() for device in each.devices}
-    return sum(
-        gpu.index not in held
-        for gpu in node.joined.gpus
-        if gpu_type is None or gpu.type == gpu_type
-    )
+    return sum(gpu.index not in held for gpu in node.joined.gpus if suits(gpu_type, gpu.type))
 
 
 def _ranks(held: Holding) -> Iterable[tuple[int, tuple[int, ...]]]:

@@ -166,6 +166,8 @@ class Part(msgspec.Struct, kw_only=True):
     first_rank: int = 0
     ranks: tuple[int, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
+    gpu_type: str = ""
+    """Of a mixed gang: the type of its GPUs."""
     started_at: int | None = None
     ended_at: int | None = None
     outcome: str | None = None

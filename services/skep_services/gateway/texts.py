@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from skep.units import NS_PER_SECOND
 from skep.wire import (
@@ -213,7 +214,7 @@ def _about_cells(fact: Any) -> Line | None:
             named += f" and {more} more" if more > 0 else ""
             until = f" until {named} made room" if named else ""
             return Line(
-                f"{_place(members)} reserved for it{until}",
+                f"{_place(members)}{types_of(members)} reserved for it{until}",
                 attempt,
                 reason=Reason.WAITS_FOR_VICTIMS,
             )
@@ -385,13 +386,39 @@ def _bound(fact: facts.JobBound) -> Line:
     on = fact.members[0].node if len(fact.members) == 1 else ""
     own = any(member.levels for member in fact.members) or fact.why is Reason.PACKED
     borrows = "" if own else ", borrowed"
-    text = f"placed on {_place(fact.members)}{borrows}: {TEXT[fact.why]}"
+    place = f"{_place(fact.members)}{types_of(fact.members)}"
+    text = f"placed on {place}{borrows}: {TEXT[fact.why]}"
     return Line(text, fact.attempt, on, fact.why)
 
 
 def _place(members: tuple[Member, ...]) -> str:
     more = len(members) - NODES_NAMED
     return place_of(members[:NODES_NAMED]) + (f" and {more} more nodes" if more > 0 else "")
+
+
+class OfGang(Protocol):
+    """One node's part of a gang, as a fact or a row has it."""
+
+    @property
+    def gpu_type(self) -> str:
+        """The type of its GPUs, of a mixed gang."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Its ranks."""
+
+
+def types_of(members: Sequence[OfGang]) -> str:
+    """Return the types of a mixed gang and its ranks on each: ` (ranks 0-2 a100, 3 h100)`."""
+    ranks: dict[str, list[int]] = {}
+    for member in members:
+        if member.gpu_type:
+            ranks.setdefault(member.gpu_type, []).extend(member.numbers)
+    parts = [
+        f"{min(each)}-{max(each)} {kind}" if len(each) > 1 else f"{each[0]} {kind}"
+        for kind, each in ranks.items()
+    ]
+    return f" (ranks {', '.join(parts)})" if parts else ""
 
 
 def _gone(fact: facts.MemberGone) -> Line:

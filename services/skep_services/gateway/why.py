@@ -24,6 +24,7 @@ from skep_services.gateway.holders import GUARANTEED_CLASS, free_gpus, users
 from skep_services.gateway.live import Live
 from skep_services.gateway.rows import PLACED, Job, Row, State
 from skep_services.gateway.shares import fair_line, window_line, windows_ahead
+from skep_services.gateway.texts import types_of
 
 FOR_CELLS = (
     Reason.WAITS_FOR_CELLS,
@@ -417,7 +418,8 @@ def _return_of(node: NodeState) -> str:
 
 def _placed(job: Job, now: Instant) -> list[dict[str, str]]:
     reasons = [{**_reason(job.row.why, ""), "needs": ""}]
-    reasons[0]["text"] = f"placed on {job.row.place}: {reasons[0]['text']}"
+    types = types_of(job.attempts[-1].members)
+    reasons[0]["text"] = f"placed on {job.row.place}{types}: {reasons[0]['text']}"
     if job.row.beside:
         reasons.append(_reason(Reason.PACKED, ""))
         reasons[-1]["text"] = f"it shares its GPUs with {_share_text(job.row)}"

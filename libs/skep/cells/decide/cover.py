@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from skep.cells.chain import ChainState
 from skep.cells.forest import Draft
 from skep.cells.holds import CellHold, Spot
 from skep.cells.pools import Pool
@@ -21,9 +22,22 @@ def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
         hold: A hold with its chain and spots. It need not be in force.
 
     Returns:
-        The spots with the levels of the cells that would cover them.
+        The spots with the levels of the cells that would cover them, in the order of the workers.
     """
-    chain = cells.chains[hold.chain]
+    made: list[Spot] = []
+    for name, spots in hold.portions:
+        covered = _cover(cells.chains[name], hold, spots)
+        if covered is None:
+            return None
+        made += covered
+    return tuple(made)
+
+
+def _cover(chain: ChainState, hold: CellHold, mine: tuple[Spot, ...]) -> list[Spot] | None:
+    """Return what a hold has in one chain as cells that its VC can own now, or None.
+
+    What other chains give or take changes nothing here: no cell is in two of them.
+    """
     pool = chain.pools.get((hold.vc, hold.pin))
     if pool is None:
         return None
@@ -31,7 +45,7 @@ def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
     draft: Draft | None = None
     new: dict[tuple[int, int], None] = {}
     spots = []
-    for spot in hold.spots:
+    for spot in mine:
         first, last = min(spot.leaves), max(spot.leaves)
         level = _level_of_cover(shape, pool, first, last, new)
         if not level and any(left):
@@ -47,7 +61,7 @@ def find_cover(cells: Cells, hold: CellHold) -> tuple[Spot, ...] | None:
             return None
         spots.append(Spot(spot.leaves, level))
     claimed = any(leaf in chain.claim for spot in spots for leaf in spot.leaves)
-    return None if claimed else tuple(spots)
+    return None if claimed else spots
 
 
 def out_of_reach(pool: Pool, shape: Topology, spots: tuple[Spot, ...]) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from skep.cells.bin_packing import Bin, workers_fit
 from skep.cells.chain import ChainState
+from skep.cells.decide import mixed
 from skep.cells.holds import CellHold, Request
 from skep.cells.legal import gpus_text, impossible
 from skep.cells.pools import Pool
@@ -58,7 +59,22 @@ def explain_wait(cells: Cells, request: Request) -> Why:
         _report(chain, pool, request)
         for chain, pool in cells.offers(request.vc, request.gpu, request.pin)
     ]
-    return min(reports, key=lambda report: ORDER.index(report.reason))
+    best = min(reports, key=lambda report: ORDER.index(report.reason))
+    return (
+        best._replace(text=f"{best.text}; {_together(cells, request)}") if request.mixed else best
+    )
+
+
+def _together(cells: Cells, request: Request) -> str:
+    """Return how many workers of a mixed gang each chain would hold now, as text."""
+    offers = list(cells.offers(request.vc, request.gpu))
+    rooms = [
+        (mixed.most_workers(offer, request, request.priority), offer.chain.topology.name)
+        for offer in offers
+    ]
+    held = ", ".join(f"{room} in {name}" for room, name in rooms[:NAMES_MAX])
+    more = f" and {len(rooms) - NAMES_MAX} more chains" if len(rooms) > NAMES_MAX else ""
+    return f"mixed it has place for {held}{more}, of {len(request.sizes)} workers"
 
 
 ORDER = (

@@ -92,6 +92,7 @@ def place_yielding(
         hold.job
         for hold in holds.values()
         if hold.chain == shape.name
+        and not hold.further
         and hold.priority == OPPORTUNISTIC
         and not hold.claims
         and hold.gpus <= left.get(hold.vc, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skep.cells.chain import ChainState
+from skep.cells.decide import mixed
 from skep.cells.decide.gpu_choice import Loss
 from skep.cells.decide.opportunistic import place_idle
 from skep.cells.decide.search import Found, Limit, Search, as_placement
@@ -32,7 +33,7 @@ def find_placement(
 
     A guaranteed gang goes to its VC's cells only. It preempts opportunistic jobs of any VC, and
     jobs of its own VC with a lower priority; an opportunistic gang preempts no job (HiveD section
-    3.3).
+    3.3). A gang that may be mixed lies in several chains if no single one holds it (`mixed`).
 
     Args:
         cells: What is free, bound, used and bad; it is not changed.
@@ -49,11 +50,14 @@ def find_placement(
         for offer in cells.offers(request.vc, request.gpu, request.pin)
         if _has_level(offer.chain, request)
     ]
-    for below in _thresholds(cells, request):
+    thresholds = _thresholds(cells, request)
+    for below in thresholds:
         found = _in_cells_of_vc(offers, request, below, loss, limit)
         if found is not None:
             return found
-    return None
+    if not request.mixed or request.hard or request.pin or len(request.members) > 1:
+        return None
+    return mixed.place(offers, request, thresholds, loss, limit)
 
 
 def _on_idle_gpus(cells: Cells, request: Request, limit: Limit) -> Placement | None:
@@ -136,6 +140,7 @@ def _by_demotion(offer: Offer, request: Request, search: Search) -> Placement | 
             hold.lazy
             and hold.priority < request.priority
             and not hold.claims
+            and not hold.further
             and len(hold.spots) == _spots_in(hold, level, index, chain)
             for hold in holds
         )

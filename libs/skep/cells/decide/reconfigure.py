@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from skep.cells.chain import ChainState
 from skep.cells.decide.cover import find_cover
 from skep.cells.forest import Draft
-from skep.cells.holds import OPPORTUNISTIC, CellHold, Placement, Request, Spot
+from skep.cells.holds import OPPORTUNISTIC, CellHold, Request, Spot
 from skep.cells.install import (
     Carried,
+    Gpu,
     Home,
     ReconfiguredJob,
     as_before,
@@ -18,6 +20,7 @@ from skep.cells.install import (
     gpus_of_hold,
     home_of,
     install_cluster,
+    placed,
 )
 from skep.cells.state import Cells
 from skep.wire.bearing import BadCell, Fate
@@ -54,18 +57,24 @@ def decide_outcome(cells: Cells, cluster: Cluster) -> Outcome:
     stay: list[CellHold] = []
     others: list[CellHold] = []
     for hold in cells.holds.values():
-        (stay if hold.chain in same and _stays(cells, hold) else others).append(hold)
+        as_it_is = all(name in same for name, _ in hold.portions)
+        (stay if as_it_is and _stays(cells, hold) else others).append(hold)
     for hold in stay:
         carried.append(as_before(hold))
-        enter_carried(new, hold, carried[-1], home_of(cells, new, hold, hold.chain))
+        home = home_of(cells, new, hold, hold.chain, carried[-1].chains)
+        enter_carried(new, hold, carried[-1], home)
     # Opportunistic jobs go in last: they bind nothing, and others may bind around them.
     for hold in sorted(others, key=lambda hold: -hold.asked):
         if hold.claims:
             carried.append(Carried(hold.job, "", (), Fate.RELEASED, hold.job))
             continue
-        chain = _chain(cells, new, hold)
-        home = home_of(cells, new, hold, chain)
-        carried.append(_decide(new, hold, chain, home, _levels(cells, new, hold, chain)))
+        chains = _chains(cells, new, hold)
+        chain = chains[0] if chains else _chain(cells, new, hold)
+        home = home_of(cells, new, hold, chain, chains)
+        levels = [spot.level for _, spots in hold.portions for spot in spots]
+        if not chains:
+            levels = _levels(cells, new, hold, chain)
+        carried.append(_decide(new, hold, chain, home, levels, chains))
         enter_carried(new, hold, carried[-1], home)
     bad_cells += _go_on(cells, new, same)
     return Outcome(tuple(carried), tuple(bad_cells))
@@ -113,10 +122,32 @@ def _chain(old: Cells, new: Cells, hold: CellHold) -> str:
     return max(dict.fromkeys(chains), key=chains.count, default="")
 
 
+def _chains(old: Cells, new: Cells, hold: CellHold) -> tuple[str, ...]:
+    """Return the chain of each spot of a mixed gang, in the order of its workers.
+
+    Returns:
+        Nothing if it is not mixed, or if a spot is in no one chain: then it is carried over as any
+        hold, in the chain that has most of its GPUs. Spots of one chain follow one another.
+    """
+    if not hold.further or hold.job in old.off_chain:
+        return ()
+    _, spots = gpus_of_hold(old, hold)
+    found: list[str] = []
+    for gpus in spots:
+        homes = dict.fromkeys("" if home is None else home[0] for home in map(_at(new), gpus))
+        found += list(homes) if len(homes) == 1 else [""]
+    changes = sum(one != other for one, other in itertools.pairwise(found))
+    return tuple(found) if "" not in found and changes + 1 == len(set(found)) else ()
+
+
+def _at(cells: Cells) -> Callable[[Gpu], tuple[str, int] | None]:
+    return lambda gpu: cells.find(*gpu)
+
+
 def _levels(old: Cells, new: Cells, hold: CellHold, chain: str) -> list[int]:
     """Return the levels that its spots in a chain had; 0 for GPUs that were outside the chain."""
     _, spots = gpus_of_hold(old, hold)
-    levels = [spot.level for spot in hold.spots] + [0] * len(spots)
+    levels = [spot.level for _, mine in hold.portions for spot in mine] + [0] * len(spots)
     homes = [[new.find(*gpu) for gpu in gpus] for gpus in spots]
     return [
         level
@@ -125,7 +156,9 @@ def _levels(old: Cells, new: Cells, hold: CellHold, chain: str) -> list[int]:
     ]
 
 
-def _decide(new: Cells, hold: CellHold, chain: str, home: Home, levels: list[int]) -> Carried:
+def _decide(
+    new: Cells, hold: CellHold, chain: str, home: Home, levels: list[int], chains: tuple[str, ...]
+) -> Carried:
     """Return what becomes of a hold whose chain changed."""
     leads = hold.job if hold.job in home.partners else next(iter(home.partners), hold.job)
     if not home.spots:
@@ -133,16 +166,16 @@ def _decide(new: Cells, hold: CellHold, chain: str, home: Home, levels: list[int
     spots = tuple(Spot(leaves, level) for leaves, level in zip(home.spots, levels, strict=True))
     moved = CellHold(
         Request(leads, hold.vc, hold.asked, (), pin=hold.pin, lazy=hold.lazy),
-        Placement(chain, spots),
+        placed(chain, spots, chains),
     )
     # A set whose guaranteed jobs are all to end has no right to cells.
     owns = hold.guaranteed and hold.asked > OPPORTUNISTIC
     covered = find_cover(new, moved) if owns and not any(home.off_chain.values()) else None
     if covered is not None:
         taken = tuple(spot.level for spot in covered)
-        return Carried(hold.job, chain, taken, Fate.KEPT, leads)
+        return Carried(hold.job, chain, taken, Fate.KEPT, leads, chains)
     fate = Fate.DEMOTED if hold.guaranteed else Fate.OPPORTUNISTIC
-    return Carried(hold.job, chain, (), fate, leads)
+    return Carried(hold.job, chain, (), fate, leads, chains)
 
 
 def _go_on(old: Cells, new: Cells, same: list[str]) -> Iterator[BadCell]:

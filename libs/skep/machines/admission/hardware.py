@@ -58,17 +58,23 @@ class Hardware:
             )
         kinds = [kind for kind in types if kind in asked]
         one_node = _one_node(spec, cells)
-        if any(self._holds(kind, spec, 1 if one_node else GANG_NODES_MAX) for kind in kinds):
+        choices = [[kind] for kind in kinds]
+        if wanted.mixed:
+            choices.append(kinds)
+        if any(self._holds(each, spec, 1 if one_node else GANG_NODES_MAX) for each in choices):
             if len(self._possible) >= POSSIBLE_MAX:
                 self._possible.clear()
             self._possible[wanted] = cells
             return None
         return self._too_big(spec, kinds, one_node=one_node)
 
-    def _holds(self, kind: str, spec: JobSpec, nodes: int) -> bool:
-        """Return whether so many nodes could hold the gang, all empty, on GPUs of one type."""
+    def _holds(self, kinds: list[str], spec: JobSpec, nodes: int) -> bool:
+        """Return whether so many nodes could hold the gang, all empty, each on one of the types."""
         left = spec.resources.workers
-        at_once = [(_workers(build, kind, spec), count) for build, count in self._builds.items()]
+        at_once = [
+            (max(_workers(build, kind, spec) for kind in kinds), count)
+            for build, count in self._builds.items()
+        ]
         for workers, count in sorted(at_once, reverse=True):
             left -= workers * min(count, nodes)
             nodes -= min(count, nodes)
@@ -76,15 +82,14 @@ class Hardware:
 
     def _too_big(self, spec: JobSpec, kinds: list[str], *, one_node: bool) -> Problem:
         builds = self._builds
-        total = max(
-            (
-                sum(dict(build.gpus).get(kind, 0) * count for build, count in builds.items())
-                for kind in kinds
-            ),
-            default=0,
+        together = sum if spec.resources.mixed else _most
+        total = together(
+            sum(dict(build.gpus).get(kind, 0) * count for build, count in builds.items())
+            for kind in kinds
         )
         if spec.gpus > total:
-            text = f"it needs {spec.gpus} GPUs of one type and the cluster has {total}"
+            of = "mixed" if spec.resources.mixed else "of one type"
+            text = f"it needs {spec.gpus} GPUs {of} and the cluster has {total}"
             return Problem(
                 path="$.resources",
                 reason=Reason.TOO_MANY_GPUS,
@@ -116,6 +121,10 @@ class Hardware:
             text=text,
             suggestion="make the workers smaller or the topology wish soft",
         )
+
+
+def _most(counts: Iterable[int]) -> int:
+    return max(counts, default=0)
 
 
 def _build(node: NodeSeen) -> Build:

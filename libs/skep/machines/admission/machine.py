@@ -68,7 +68,7 @@ from skep.wire.changes import (
     ChangeAsked,
     parse_ask,
 )
-from skep.wire.cluster import Cluster, VirtualCluster
+from skep.wire.cluster import FIFO, Cluster, VirtualCluster
 from skep.wire.codec import AskRequest, CancelRequest, Facts, Submission, Unreadable
 from skep.wire.facts import (
     AdmissionFact,
@@ -725,6 +725,7 @@ class AdmissionMachine:
             or _search_problem(parsed, key)
             or _service_problem(parsed, key)
             or _task_problem(parsed)
+            or _mixed_problem(parsed, self.vcs[vc])
             or self._impossible(parsed)
             or self._too_many(parsed, jobs := _jobs(parsed))
             or self._above_limits(parsed, person_of(person, parsed.labels), jobs)
@@ -1177,6 +1178,20 @@ def _service_problem(spec: JobSpec, key: str) -> Problem | None:
         reason=Reason.BAD_VALUE,
         text=f"keys that begin with `{SERVICE_KEYS}` are those of services' replicas",
         suggestion="use another key",
+    )
+
+
+def _mixed_problem(spec: JobSpec, entry: VirtualCluster) -> Problem | None:
+    """Return why a gang cannot be mixed in a VC: its policy plans gangs in one chain each."""
+    plain = entry.policy == FIFO and entry.fair_share is None and entry.limits is None
+    if not spec.resources.mixed or plain:
+        return None
+    by = f"policy `{entry.policy}`" if entry.policy != FIFO else "shares or limits of people"
+    return Problem(
+        path="$.resources.mixed",
+        reason=Reason.MIXED_UNDER_POLICY,
+        text=f"the jobs of `{spec.vc}` are placed by its {by}, which places no mixed gang",
+        suggestion="leave `mixed` out, or submit to a virtual cluster with `policy: fifo` alone",
     )
 
 

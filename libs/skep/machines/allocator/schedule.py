@@ -376,8 +376,7 @@ def _finish(tx: Transaction, now: Instant) -> int:
             continue
         name = ids.attempt_id(job.job, job.following)
         hold = tx.state.cells.holds[name]
-        chain = tx.state.cells.chains[hold.chain]
-        if any(leaf in chain.bad for spot in hold.spots for leaf in spot.leaves):
+        if tx.state.cells.meets_bad(name):
             tx.record(ReservationDropped(job=job.job, attempt=job.following, why=Reason.NODE_LOST))
         elif not tx.state.cells.claim_is_free(name):
             stopped = placing.stop_all(
@@ -387,7 +386,7 @@ def _finish(tx: Transaction, now: Instant) -> int:
             if stopped:
                 ripe[key] = None  # There may be more to stop than one decision does.
         else:
-            where = Placement(hold.chain, hold.spots)
+            where = Placement(hold.chain, hold.spots, further=hold.further)
             made = job_cells.members(tx.state, where)
             if tx.state.windows and placing.kept(tx, job, made, now):
                 window = Reason.WAITS_FOR_WINDOW

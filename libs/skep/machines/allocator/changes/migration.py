@@ -99,13 +99,14 @@ def begin(
 def _place(state: ClusterState, job: JobState, to: str, kept: dict[str, str]) -> Placement | None:
     """Return idle GPUs on the nodes named (separated by commas), or on any that it is not on.
 
+    They are of one chain: also a mixed gang moves only to where it is no longer mixed.
     Of the VC's cells if there are, else borrowed for now. No job makes room for a move.
     """
     limit = kept_nodes.without(kept, _limit(state, job, to), job.size)
     for guaranteed in (True, False):
         if guaranteed and job.spec.opportunistic:
             continue
-        asked = attempts.request(job, job.following, guaranteed=guaranteed)
+        asked = attempts.request(job, job.following, guaranteed=guaranteed)._replace(mixed=False)
         where = placement.find_placement(state.cells, asked, limit=limit)
         if where is not None and not (where.victims or where.cancels or where.demoted):
             return where
@@ -123,7 +124,8 @@ def lent(state: ClusterState, job: JobState, to: str) -> list[AttemptId]:
     Returns:
         The attempts that would have to leave; empty also where no place is found.
     """
-    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
+    asked = attempts.request(job, job.following, guaranteed=True)
+    asked = asked._replace(priority=0, mixed=False)
     where = placement.find_placement(state.cells, asked, limit=_limit(state, job, to))
     return list(where.victims) if where is not None else []
 

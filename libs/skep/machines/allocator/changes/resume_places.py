@@ -19,7 +19,7 @@ from skep import ids
 from skep.cells.decide import placement
 from skep.cells.decide.cover import find_cover
 from skep.cells.decide.rebind import rebind
-from skep.cells.holds import CellHold, Placement
+from skep.cells.holds import CellHold
 from skep.ledger import attempts
 from skep.ledger.job_state import JobState
 from skep.ledger.state import ClusterState
@@ -75,7 +75,8 @@ def _on_its_node(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     if len(job.live) != 1 or not moves(job) or job.spec.opportunistic:
         return []
     (node,) = job.live
-    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
+    asked = attempts.request(job, job.following, guaranteed=True)
+    asked = asked._replace(priority=0, mixed=False)
     where = placement.find_placement(
         state.cells, asked, limit=lambda name: job.size if name == node else 0
     )
@@ -85,29 +86,24 @@ def _on_its_node(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
 def _on_its_own(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     """Return the attempts that use the very GPUs it had, if its VC can cover them."""
     live = [job.members[name] for name in job.live]
-    found = [
-        state.cells.find(member.node, device)
-        for member in live
-        for devices in member.devices
-        for device in devices
-    ]
-    chains = dict.fromkeys(leaf[0] if leaf is not None else "" for leaf in found)
-    if len(chains) != 1 or "" in chains:
+    chains: dict[str, None] = {}
+    for member in live:
+        for device in (device for devices in member.devices for device in devices):
+            found = state.cells.find(member.node, device)
+            if found is None or member.chain not in ("", found[0]):
+                return []
+            chain, leaf = state.cells.chains[found[0]], found[1]
+            user = chain.user[leaf]
+            if leaf in chain.claim or leaf in chain.bad or (user is not None and user.guaranteed):
+                return []
+            chains[(member.chain and job.chain) or found[0]] = None
+    if len(chains) != 1:
         return []
-    name = next(iter(chains))
-    chain = state.cells.chains[name]
-    for leaf in (each[1] for each in found if each is not None):
-        user = chain.user[leaf]
-        if leaf in chain.claim or leaf in chain.bad or (user is not None and user.guaranteed):
-            return []
     asked = attempts.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
-    spots = attempts.spots(state, name, live)
-    if (
-        not asked.guaranteed
-        or find_cover(state.cells, CellHold(asked, Placement(name, spots))) is None
-    ):
+    where = attempts.placement(state, next(iter(chains)), live)
+    if not asked.guaranteed or find_cover(state.cells, CellHold(asked, where)) is None:
         return []
-    return state.cells.users(name, spots)
+    return state.cells.users(where.portions)
 
 
 def waits_for(tx: Transaction, job: JobState) -> str:

@@ -54,13 +54,15 @@ def short(state: ClusterState, vc: str) -> bool:
 
 def members(state: ClusterState, where: Placement) -> tuple[Member, ...]:
     """Return a placement as parts of a gang: one for each node, ranks in the order of nodes."""
-    shape = state.cells.chains[where.chain].topology
-    parts: dict[str, list[Spot]] = {}
-    for spot in where.spots:
-        parts.setdefault(shape.node(spot.leaves[0]), []).append(spot)
+    parts: dict[tuple[str, str], list[Spot]] = {}
+    for name, portion in where.portions:
+        node_of = state.cells.chains[name].topology.node
+        for spot in portion:
+            parts.setdefault((name, node_of(spot.leaves[0])), []).append(spot)
     made: list[Member] = []
     rank = 0
-    for node, spots in parts.items():
+    for (name, node), spots in parts.items():
+        shape = state.cells.chains[name].topology
         devices = tuple(tuple(shape.device(leaf) for leaf in spot.leaves) for spot in spots)
         levels = tuple(spot.level for spot in spots)
         made.append(
@@ -70,6 +72,8 @@ def members(state: ClusterState, where: Placement) -> tuple[Member, ...]:
                 first_rank=rank,
                 devices=devices,
                 levels=levels if any(levels) else (),
+                chain=name if where.further else "",
+                gpu_type=shape.gpu if where.further else "",
             )
         )
         rank += len(spots)
@@ -93,9 +97,8 @@ def owed(state: ClusterState) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for job in state.reserved.values():
         hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
-        shape, wanted = state.cells.chains[hold.chain].topology, job.spec.resources
-        for spot in hold.spots if wanted.cpus or wanted.memory else ():
-            node = shape.node(spot.leaves[0])
+        wanted = job.spec.resources
+        for node in state.cells.nodes_of(hold) if wanted.cpus or wanted.memory else ():
             cpus, memory = found.get(node, (0, 0))
             found[node] = cpus - wanted.cpus, memory - int(wanted.memory)
     return found
@@ -123,12 +126,15 @@ def idle_on_one_node(state: ClusterState) -> int:
 def home(state: ClusterState, job: JobState) -> str | None:
     """Return the chain that has every GPU of a suspended attempt, if all of them are idle.
 
+    Each part of a mixed gang has its own, which must have the GPUs of the part still.
+
     Args:
         state: Its cells are read.
         job: It is suspended, without GPUs.
 
     Returns:
-        The name of the chain; None: some are in use or bad, or they are in no one chain.
+        The name of the chain, of a mixed gang its first; None: some are in use or bad, or they are
+        in no one chain.
     """
     chains: dict[str, None] = {}
     for member in (job.members[name] for name in job.live):
@@ -136,7 +142,9 @@ def home(state: ClusterState, job: JobState) -> str | None:
             found = state.cells.find(member.node, device)
             if found is None or not state.cells.chains[found[0]].is_idle(found[1]):
                 return None
-            chains[found[0]] = None
+            if member.chain not in ("", found[0]):
+                return None
+            chains[(member.chain and job.chain) or found[0]] = None
     return next(iter(chains)) if len(chains) == 1 else None
 
 
@@ -269,6 +277,7 @@ def _told(each: Carried) -> CarriedHold:
         fate=each.fate,
         leads=leads if other else "",
         leads_attempt=number if other else 0,
+        chains=each.chains,
     )
 
 

@@ -25,7 +25,7 @@ def place(
 ) -> Placement | None:
     """Return where a gang goes: to nodes with copies of its state, if that is as good otherwise.
 
-    It waits for no such node, and no other job is stopped for one.
+    It waits for no such node, and no other job is stopped for one. A mixed gang goes where it goes.
 
     Args:
         state: Its cells and jobs are read.
@@ -38,7 +38,7 @@ def place(
         The place; None: the job has to wait.
     """
     usual = gpu_suspects.place(state, job, asked, limit, now)
-    if usual is None or not job.copies:
+    if usual is None or not job.copies or usual.further:
         return usual
     there = _nodes(state, usual)
     strange = [name for name in there if name not in job.copies]

@@ -96,7 +96,7 @@ def serve(
     mine = not job.spec.opportunistic
     asked = attempts.request(job, attempt, guaranteed=mine, workers=workers)
     if only is not None:
-        asked = asked._replace(priority=0)
+        asked = asked._replace(priority=0, mixed=False)
     where = _place(tx, job, asked, now, only, per_node or len(asked.sizes))
     if where is None and quota.borrows(job) and only is None:
         where = _place(tx, job, attempts.request(job, attempt, guaranteed=False), now, only)
@@ -193,19 +193,27 @@ def take_up(
         it had not borrowed.
     """
     if job.state is State.RESERVED:
-        asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
+        asked = _at_a_turn(job)
         if _place(tx, job, asked, now, only) is None:
             return BLOCKED
         tx.record(ReservationDropped(job=job.job, attempt=job.following, why=Reason.TO_OWN_CELLS))
         return serve(tx, job, Reason.BY_POLICY, now, room, only)
-    asked = attempts.request(job, job.following, guaranteed=True)._replace(priority=0)
-    where = _place(tx, job, asked, now, only)
+    where = _place(tx, job, _at_a_turn(job), now, only)
     if where is None:
         return BLOCKED
     hold = tx.state.cells.holds.get(ids.attempt_id(job.job, job.attempt))
     if hold is not None and job.state is not State.STOPPING and promote(tx, job, now):
         return Done(1)
     return LEAVING if _leaves(tx, job, now) else BLOCKED
+
+
+def _at_a_turn(job: JobState) -> Request:
+    """Return what a job asks of its VC's cells at a turn in the plan of the VC's policy.
+
+    Policies plan a gang in one chain.
+    """
+    asked = attempts.request(job, job.following, guaranteed=True)
+    return asked._replace(priority=0, mixed=False)
 
 
 def stays(job: JobState) -> bool:
@@ -250,6 +258,8 @@ def _give(
     why = Reason.BEST_FIT_ONE_NODE if len(made) == 1 else Reason.FEWEST_NODES
     if any(part.node in job.copies for part in made):
         why = Reason.HOLDS_COPIES
+    if where.further:
+        why = Reason.MIXED_GANG
     for name in where.demoted:
         tx.record(
             JobDemoted(
@@ -492,13 +502,13 @@ def _reserve(
 def users(tx: Transaction, job: JobState) -> list[ids.AttemptId]:
     """Return the attempts that use GPUs which a job claims."""
     hold = tx.state.cells.holds[ids.attempt_id(job.job, job.following)]
-    return tx.state.cells.users(hold.chain, hold.spots)
+    return tx.state.cells.users(hold.portions)
 
 
 def _with_partners(state: ClusterState, where: Placement) -> list[ids.AttemptId]:
     """Return the victims of a placement, and beside each the jobs that share its GPUs."""
     cells = state.cells
-    users = cells.users(where.chain, where.spots)
+    users = cells.users(where.portions)
     by_hold: dict[ids.AttemptId, list[ids.AttemptId]] = {name: [] for name in where.victims}
     for name in users:
         hold = cells.hold_of(name)
@@ -606,7 +616,7 @@ def _note_uncovered(tx: Transaction, job: JobState) -> None:
     tx.soft.uncovered[job.job] = tx.soft.changes
     cells, name = tx.state.cells, ids.attempt_id(job.job, job.attempt)
     hold = cells.holds.get(name)
-    if hold is None:
+    if hold is None or hold.further:
         return
     chain = cells.chains[hold.chain]
     pool = chain.pools.get((hold.vc, hold.pin))
@@ -643,9 +653,10 @@ def _cover(tx: Transaction, job: JobState, hold: CellHold) -> tuple[Spot, ...] |
     gang would wait for a whole one: such a job goes on borrowing.
     """
     spots = find_cover(tx.state.cells, hold)
-    if spots is None:
-        return None
-    asked = attempts.request(job, job.attempt + 1, guaranteed=True)._replace(priority=0)
+    if spots is None or hold.further:
+        return spots
+    asked = attempts.request(job, job.attempt + 1, guaranteed=True)
+    asked = asked._replace(priority=0, mixed=False)
     anew = placement.find_placement(tx.state.cells, asked)
     if anew is None or anew.chain != hold.chain:
         return spots

@@ -208,10 +208,9 @@ def _held(view: JobView | None) -> tuple[tuple[str, int], ...]:
 
 def _nodes_with_borrowers(ledger: ClusterState) -> dict[str, list[AttemptId]]:
     """Return the nodes with GPUs that opportunistic jobs use, and the attempts on each."""
-    chains, found = ledger.cells.chains, dict[str, list[AttemptId]]()
+    found: dict[str, list[AttemptId]] = {}
     for hold in ledger.cells.opportunistic:
-        for spot in hold.spots:
-            node = chains[hold.chain].topology.node(spot.leaves[0])
+        for node in ledger.cells.nodes_of(hold):
             found.setdefault(node, []).extend(hold.partners or (hold.job,))
     return found
 

@@ -388,10 +388,9 @@ def _nodes(state: ClusterState, job: JobState) -> tuple[tuple[str, int], ...]:
     if job.state is not State.RESERVED:
         return tuple((name, sum(map(len, member.devices))) for name, member in job.members.items())
     hold = state.cells.holds[ids.attempt_id(job.job, job.following)]
-    shape, counts = state.cells.chains[hold.chain].topology, dict[str, int]()
-    for spot in hold.spots:
-        node = shape.node(spot.leaves[0])
-        counts[node] = counts.get(node, 0) + len(spot.leaves)
+    counts, each = dict[str, int](), job.spec.resources.gpus
+    for node in state.cells.nodes_of(hold):
+        counts[node] = counts.get(node, 0) + each
     return tuple(counts.items())
 
 
