@@ -24,6 +24,7 @@ from skep.units import Instant
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.following import AdviceFollowed
+from skep.wire.held_up import HeldUp
 from skep.wire.node import NodeJoined
 from skep.wire.windows import Window
 
@@ -51,6 +52,7 @@ class AllocatorKept(msgspec.Struct, frozen=True, kw_only=True, tag="allocator-ke
     lately: MoveCosts = msgspec.field(default_factory=MoveCosts)
     rules: int = 1
     unstated: bool = False
+    held_up: HeldUp = msgspec.field(default_factory=HeldUp)
 
 
 class TriedKept(msgspec.Struct, frozen=True, kw_only=True, tag="tried-kept"):
@@ -168,6 +170,7 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         lately=msgspec.structs.replace(state.move_costs, pauses={}),
         rules=state.rules,
         unstated=state.unstated,
+        held_up=state.held_up,
     )
     yield from _tried(state)
     for vc, probes in state.probes.of_vc.items():
@@ -255,6 +258,7 @@ def restore(state: ClusterState, kept: Kept) -> None:
             for vc, opportunistic in kept.queues:
                 state.queue_of(vc, opportunistic=opportunistic)
             state.suspicion = kept.suspicion
+            state.held_up = kept.held_up
             for alarm in kept.alarms:
                 apply_alarm(state, alarm)
         case TriedKept():
