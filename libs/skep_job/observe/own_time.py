@@ -179,8 +179,8 @@ class OwnTime:
         """Measure on the device that the process uses, if it uses one."""
         self._device_known = True
         try:
-            cuda = sys.modules["torch"].cuda
-            if cuda.is_initialized():
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)
+            if cuda is not None and cuda.is_initialized():
                 self._device = _DeviceTimes(cuda)
                 self._device.begin(0)
         except Exception:
