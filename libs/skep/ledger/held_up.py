@@ -1,7 +1,7 @@
 """What ranks that hold their gangs up say against the nodes that they run on.
 
 Each is a *sign* against its node, kept by node and job. A job whose ranks were slow on several
-nodes says nothing about any of them: it is the script. `machines.allocator.slow_nodes` decides who
+nodes says nothing about any of them: it is the script. `machines.allocator.slow_nodes` decides what
 is blamed; here it is only taken over.
 """
 

@@ -26,7 +26,7 @@ SHARE_MILLI = 100
 """How much of a mini-batch what is beyond the median has to be: less is not worth a look."""
 
 CALM_FACTOR_MILLI, CALM_SHARE_MILLI = 1150, 50
-"""Below either of these a slow rank is slow no more: half way back, so that none goes to and fro."""
+"""Below either of these a slow rank is slow no more: half way back, so that none flaps."""
 
 HELD = 6
 """Looks in a row, a minute in all: an evaluation, a checkpoint or noise of the CPU is shorter."""

@@ -118,7 +118,7 @@ class HeldUp(msgspec.Struct):
     """Which gangs are held up now, and what that says about nodes."""
 
     now: dict[str, dict[int, GangHeldUp]] = {}
-    """By job and rank: who holds its gang up at the moment."""
+    """By job and rank: what holds its gang up at the moment."""
     signs: dict[str, dict[str, Sign]] = {}
     """By node and job."""
     blamed: dict[str, PlaceBlamed] = {}

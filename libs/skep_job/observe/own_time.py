@@ -99,7 +99,7 @@ class OwnTime:
 
     def hook_loaders(self, module: ModuleType) -> None:
         """Measure what the loaders of `torch.utils.data.dataloader` make the training wait for."""
-        self._hook(module._BaseDataLoaderIter, "__next__", self._loading)
+        self._hook(getattr(module, "_BaseDataLoaderIter", None), "__next__", self._loading)
 
     def hook_backward(self, module: ModuleType) -> None:
         """Measure `torch.autograd.backward`; `Tensor.backward` calls it too."""

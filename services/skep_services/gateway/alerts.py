@@ -1,4 +1,4 @@
-"""What needs a look: bad and blamed places, lost nodes, slow or stalled jobs, promises, limits, cells.
+"""What needs a look: bad GPUs, blame, lost nodes, slow or stalled jobs, promises, limits, cells.
 
 Pure functions of what is in memory. Every alert has a stable code, says in one sentence what is
 wrong, and what to do.

@@ -1,7 +1,7 @@
 """Ranks that hold their gangs up, and nodes and GPUs that are blamed for it.
 
-    GangSlowed (of the introspector), a gang that hangs --> GangHeldUp --> enough? --> PlaceBlamed
-                                                     only if the operator wants it --> GpuQuarantined
+    GangSlowed (the introspector), a gang that hangs --> GangHeldUp --> enough? --> PlaceBlamed
+                                                     only if the operator wants it -> GpuQuarantined
 
 A node is blamed when ranks on it were slow or hung `slow` times within the rule's window, in at
 least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and so
@@ -196,7 +196,7 @@ def _devices(job: JobState, node: str, rank: int) -> tuple[int, ...] | None:
 
 
 def _tenant(job: JobState) -> str:
-    """Return who vouches for a job: its owner, or its virtual cluster where it has none."""
+    """Return what vouches for a job: its owner, or its virtual cluster where it has none."""
     return job.owner or f"vc {job.spec.vc}"
 
 
