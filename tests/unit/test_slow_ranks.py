@@ -189,8 +189,8 @@ def test_a_slow_rank_becomes_a_fact_once_and_is_over_once() -> None:
     (fact,) = of(decide(slowed(job, "node-2", 1)), GangHeldUp)
     assert (fact.why, fact.tenant, fact.slower_milli) == (Reason.RANK_SLOW, "ann", 1800)
     assert held_text(fact) == (
-        "the gang trains 1.8 x slower for rank 1 on node-2, GPU 0, 1, 2, 3: its own time is 180 ms "
-        "of a mini-batch, the median of the gang 100 ms"
+        "the gang trains 1.8 x slower for rank 1 on node-2, GPU 0, 1, 2, 3: it spends 180 ms of a "
+        "mini-batch on its own, the median of the gang is 100 ms"
     )
     assert decide(slowed(job, "node-2", 1)) == []
     assert held_up.holding(decide.machine.state, job) == (fact,)

@@ -33,7 +33,7 @@ class OwnTime(Message, frozen=True):
 
 
 class GangSlowed(Message, frozen=True, tag="gang-slowed"):
-    """A rank's own time is far beyond that of its gang, on `skep.v1.finding.slow`.
+    """A rank's own time is far beyond that of its gang, on `skep.v1.finding.gang-slowed`.
 
     Said when that has lasted, again while it lasts, and when it is `over`. `usual_ns` is the median
     of the gang's own times, `step_ns` what a mini-batch takes; `loads`: it is the data loader.

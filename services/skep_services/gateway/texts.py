@@ -385,16 +385,12 @@ def held_text(fact: held_up.GangHeldUp) -> str:
         return f"rank {fact.rank} on {on} holds its gang up no more"
     if fact.why is Reason.RANK_HUNG:
         return f"the gang waited for rank {fact.rank} on {on}"
-    slower, whose = fact.slower_milli / 1000, "its data loader's" if loads(fact) else "its own"
+    loader = " with its data loader" if fact.why is Reason.LOADER_SLOW else ""
     return (
-        f"the gang trains {slower:.1f} x slower for rank {fact.rank} on {on}: {whose} time is "
-        f"{_length(fact.own_ns)} of a mini-batch, the median of the gang {_length(fact.usual_ns)}"
+        f"the gang trains {fact.slower_milli / 1000:.1f} x slower for rank {fact.rank} on {on}: it "
+        f"spends {_length(fact.own_ns)} of a mini-batch on its own{loader}, the median of the gang "
+        f"is {_length(fact.usual_ns)}"
     )
-
-
-def loads(fact: held_up.GangHeldUp) -> bool:
-    """Return whether a rank is slow for its data loader."""
-    return fact.why is Reason.LOADER_SLOW
 
 
 def blamed_text(fact: held_up.PlaceBlamed) -> str:

@@ -1,4 +1,4 @@
-"""A gang of which the last rank is slow: `slows.py HOW STEPS`.
+"""A gang of which the rank on node-2 is slow: `slows.py HOW STEPS`.
 
 forward   it sleeps in its forward pass
 load      its data loader does
@@ -11,13 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 HOW, STEPS = sys.argv[1], int(sys.argv[2])
-SLOW = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+SLOW = Path(os.environ["SKEP_NODE_STATE"]).name == "node-2"
 LAGS_S = 0.06
 
 
