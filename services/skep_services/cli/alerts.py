@@ -20,8 +20,7 @@ def options(parser: ArgumentParser) -> None:
     parser.epilog = (
         "Alerts are about bad GPUs, lost or silent nodes, services that do not answer, slow or\n"
         "stalled jobs, blamed nodes, promises that are broken or in danger, disks and limits\n"
-        "that are near.\n\n"
-        + exits.HELP
+        "that are near.\n\n" + exits.HELP
     )
     parser.add_argument("--vc", metavar="VC", help="those that this virtual cluster sees")
     parser.add_argument("--severity", choices=SEVERITIES, help="those that are as bad, or worse")
