@@ -18,15 +18,19 @@ from skep_job.observe.own_time import PENDING_MAX, SAMPLES_MIN, Own, OwnTime
 GANG = Path(__file__).parents[1] / "system" / "library_jobs" / "own_times.py"
 
 
+MS = 1_000_000
+
+
 class Clocks:
-    """A wall clock and the CPU time of the thread, in nanoseconds."""
+    """A wall clock and the CPU time of the thread."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0
 
     def run(self, wall: int, cpu: int = 0) -> None:
-        self.wall += wall
-        self.cpu += cpu
+        """Let so many milliseconds pass."""
+        self.wall += wall * MS
+        self.cpu += cpu * MS
 
 
 class Work:
@@ -44,6 +48,7 @@ def hooked() -> tuple[OwnTime, Clocks, Any]:
     """Return a measurement, its clocks, and what it has hooked into."""
     clocks = Clocks()
     own = OwnTime(lambda: clocks.wall, lambda: clocks.cpu)
+    own.turn(on=True)
 
     class Batches:
         def __next__(self) -> str:
@@ -74,7 +79,21 @@ def test_what_a_rank_waits_for_others_is_not_its_own() -> None:
         assert torch.backward(50, 11, lambda work=work: work.wait(400)) == "gradients"
         assert work.wait(900) == "over"
         own.end(clocks.wall)
-    assert own.medians() == Own(own_ns=7 + 20 + 11, load_ns=7)
+    assert own.medians() == Own(own_ns=(7 + 20 + 11) * MS, load_ns=7 * MS)
+
+
+def test_of_short_mini_batches_some_are_measured_and_of_a_rank_alone_none() -> None:
+    own, clocks, torch = hooked()
+    for number in range(2000):
+        if number == 1000:
+            assert own.medians() == Own(own_ns=MS, load_ns=0)
+            assert len(own._samples) == 50, "one in 20 ms: that is one in 20 mini-batches"
+            own.turn(on=False)
+            own.turn(on=False)
+        clocks.run(1)
+        own.end(clocks.wall)
+    assert len(own._samples) == 50
+    assert torch.backward(50, 5) == "gradients"
 
 
 def test_other_threads_pauses_and_errors_change_nothing() -> None:
@@ -88,18 +107,19 @@ def test_other_threads_pauses_and_errors_change_nothing() -> None:
         clocks.run(10)
         own.end(clocks.wall)
         clocks.run(10**6)  # It stood still on request.
-        own.pass_over(10**6)
-    assert own.medians() == Own(own_ns=15, load_ns=0)
+        own.pass_over(10**6 * MS)
+    assert own.medians() == Own(own_ns=15 * MS, load_ns=0)
 
 
 def test_a_torch_of_another_form_is_left_alone() -> None:
     own = OwnTime()
+    own.turn(on=True)
     other = ModuleType("torch")
     own.hook_waits(other)
     own.hook_backward(other)
     own.hook_loaders(other)
     for now in range(SAMPLES_MIN + 2):
-        own.end(now)
+        own.end(now * 100 * MS)
     assert own.medians() is None
 
 
@@ -141,7 +161,7 @@ def test_on_a_device_events_say_it_and_their_number_is_bounded(
         torch.backward(50, 5)
         torch.backward(50, 5)
         own.end(clocks.wall)
-    assert own.medians() == (Own(own_ns=1_500_000, load_ns=7) if done else None)
+    assert own.medians() == (Own(own_ns=1_500_000, load_ns=7 * MS) if done else None)
     assert Event.made == 2 * PENDING_MAX
 
 

@@ -12,8 +12,9 @@ On a GPU the thread runs ahead of the device. There the own time is what lies on
 the end of a mini-batch and the next backward pass, by two events; nothing waits for these. What a
 data loader makes the training wait for is measured by itself.
 
-A few durations are added up in each mini-batch, about 2 us in all, and nothing else is done. What
-goes wrong here ends the measurement, never the script.
+It takes some 15 us of a mini-batch that is measured, and most of that is to ask for the thread's CPU
+time. Of mini-batches that are shorter than EVERY_NS some are measured. What goes wrong here ends the
+measurement, never the script.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ SAMPLES_MIN = 8
 """With fewer nothing is reported."""
 PENDING_MAX = 8
 """Mini-batches on a device whose events are not looked at yet: a further one is not measured."""
+EVERY_NS = 20_000_000
+"""From one mini-batch that is measured to the next: less than a thousandth of the time goes there."""
+NEVER = 2**63
 NS_PER_MS = 1_000_000
 
 Clock = Callable[[], int]
@@ -60,7 +64,8 @@ class OwnTime:
         """`clock` is the one of `end`, `cpu_clock` that of the calling thread (nanoseconds)."""
         self._clock, self._cpu_clock = clock, cpu_clock
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
-        self._thread = 0
+        self._thread = 0  # The one that makes the mini-batch that is measured; 0: none is.
+        self._next = NEVER
         self._began = 0
         self._waited = 0
         self._loaded = 0
@@ -68,19 +73,34 @@ class OwnTime:
         self._device: _DeviceTimes | None = None
         self._device_known = self._failed = False
 
+    def turn(self, *, on: bool) -> None:
+        """Measure from the next mini-batch on, or no more: a rank alone waits for no other."""
+        if on and self._next == NEVER:
+            self._next = 0
+        elif not on:
+            self._next, self._thread = NEVER, 0
+
     def end(self, now: int) -> None:
         """Take it that the calling thread has ended a mini-batch at `now`. Never raises."""
-        thread = get_ident()
-        if thread == self._thread:
+        measured = self._thread
+        if not measured and now < self._next:
+            return
+        thread, self._thread = get_ident(), 0
+        if thread == measured:
             device = self._device
             if device is None:
                 self._samples.append((now - self._began - self._waited, self._loaded))
             else:
-                self._on_device(device)
-        elif not self._device_known:
+                self._on_device(device.end, self._loaded)
+        if now < self._next:
+            return
+        if not self._device_known:
             self._find_device()
-        self._thread, self._began = thread, now
-        self._waited = self._loaded = 0
+        if self._device is not None:
+            self._on_device(self._device.begin)
+        self._next = now + EVERY_NS
+        self._began, self._waited, self._loaded = now, 0, 0
+        self._thread = thread
 
     def pass_over(self, pause_ns: int) -> None:
         """Take a pause that ends now out of the mini-batch. For the thread that trains."""
@@ -182,14 +202,12 @@ class OwnTime:
             cuda = getattr(sys.modules.get("torch"), "cuda", None)
             if cuda is not None and cuda.is_initialized():
                 self._device = _DeviceTimes(cuda)
-                self._device.begin(0)
         except Exception:
             self._failed = True
 
-    def _on_device(self, device: _DeviceTimes) -> None:
+    def _on_device(self, call: Callable[..., list[tuple[int, int]]], *given: int) -> None:
         try:
-            self._samples.extend(device.over())
-            device.begin(self._loaded)
+            self._samples.extend(call(*given))
         except Exception:  # The device, or its context, is gone.
             self._failed, self._device = True, None
 
@@ -200,51 +218,52 @@ class _DeviceTimes:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._begun: Any = None
-        self._pending: deque[tuple[Any, Any]] = deque()
-        self._loads: deque[int] = deque()
+        self._met: Any = None
+        self._pending: deque[tuple[Any, int]] = deque()
         self._free: list[tuple[Any, Any]] = [
             (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
             for _ in range(PENDING_MAX)
         ]
 
-    def begin(self, loaded_ns: int) -> None:
-        """Take it that a mini-batch begins; the one before spent `loaded_ns` in its loader."""
-        if self._begun is not None:  # There was no backward pass in it.
-            self._free.append(self._begun)
-            self._begun = None
-        if len(self._loads) < len(self._pending):
-            self._loads.append(loaded_ns)
+    def begin(self) -> list[tuple[int, int]]:
+        """Take it that a mini-batch begins; return the times of those that are over."""
+        self.forget()
         if self._free and not self._cuda.is_current_stream_capturing():
             self._begun = self._free.pop()
             self._begun[0].record()
+        return self._over()
 
     def meet(self) -> None:
-        """Take it that its first backward pass begins, in which ranks wait for one another."""
-        begun = self._begun
+        """Take it that its first backward pass begins, in which ranks wait. Never raises."""
+        begun, self._begun = self._begun, None
         if begun is None:
             return
-        self._begun = None
         try:
             if not self._cuda.is_current_stream_capturing():
                 begun[1].record()
-                self._pending.append(begun)
+                self._met = begun
                 return
-        except Exception:  # noqa: S110  `over` will meet the same, and ends the measurement.
+        except Exception:  # noqa: S110  `begin` will meet the same, and ends the measurement.
             pass
         self._free.append(begun)
 
+    def end(self, loaded_ns: int) -> list[tuple[int, int]]:
+        """Take it that it is over, `loaded_ns` of it in its loader; return as `begin` does."""
+        if self._met is not None:
+            self._pending.append((self._met, loaded_ns))
+            self._met = None
+        return self._over()
+
     def forget(self) -> None:
         """Leave out the mini-batch that has begun."""
-        if self._begun is not None:
-            self._free.append(self._begun)
-            self._begun = None
+        self._free += [each for each in (self._begun, self._met) if each is not None]
+        self._begun = self._met = None
 
-    def over(self) -> list[tuple[int, int]]:
+    def _over(self) -> list[tuple[int, int]]:
         """Return own and loading times of mini-batches that the device is done with."""
         found = []
-        while self._loads and self._pending and self._pending[0][1].query():
-            begun = self._pending.popleft()
-            own_ns = int(begun[0].elapsed_time(begun[1]) * NS_PER_MS)
-            found.append((own_ns, self._loads.popleft()))
-            self._free.append(begun)
+        while self._pending and self._pending[0][0][1].query():
+            pair, loaded_ns = self._pending.popleft()
+            found.append((int(pair[0].elapsed_time(pair[1]) * NS_PER_MS), loaded_ns))
+            self._free.append(pair)
         return found

@@ -16,6 +16,7 @@ from skep_job.observe.step_counter import Tally
 from skep_job.observe.torch_hooks import TorchHooks
 
 tally = Tally()
+tally.own.turn(on=True)
 TorchHooks(tally).install()
 
 import torch  # noqa: E402  the hooks wait for this import
