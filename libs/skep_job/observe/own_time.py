@@ -12,9 +12,9 @@ On a GPU the thread runs ahead of the device. There the own time is what lies on
 the end of a mini-batch and the next backward pass, by two events; nothing waits for these. What a
 data loader makes the training wait for is measured by itself.
 
-It takes some 15 us of a mini-batch that is measured, and most of that is to ask for the thread's CPU
-time. Of mini-batches that are shorter than EVERY_NS some are measured. What goes wrong here ends the
-measurement, never the script.
+It takes some 15 us of a mini-batch that is measured, and most of that is to ask for the CPU time of
+the thread. Of mini-batches that are shorter than EVERY_NS some are measured. What goes wrong here
+ends the measurement, never the script.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAMPLES_MIN = 8
 PENDING_MAX = 8
 """Mini-batches on a device whose events are not looked at yet: a further one is not measured."""
 EVERY_NS = 20_000_000
-"""From one mini-batch that is measured to the next: less than a thousandth of the time goes there."""
+"""From one mini-batch that is measured to the next: less than a thousandth of the time."""
 NEVER = 2**63
 NS_PER_MS = 1_000_000
 
