@@ -16,7 +16,7 @@ from skep_services.gateway.columns import ALERTS
 from skep_services.gateway.limits import Nearly
 from skep_services.gateway.live import SILENT_AFTER, Live
 from skep_services.gateway.rows import Estimate, Pledged, Times
-from skep_services.gateway.views import gpus_view, held_rows
+from skep_services.gateway.views import gpus_view, held_rows, nodes_view
 from skep_services.gateway.why import explain
 from tests.gateway_kit import Cluster, facts, job_of
 from tests.kit import at, joined, spec
@@ -151,5 +151,7 @@ def test_a_slow_rank_concerns_its_tenant_and_a_blamed_gpu_operators() -> None:
     assert told(shown, "nlp") is None
     of = [gpus_view(made.fold, live, at(100), vc, lambda _: False) for vc in ("", "nlp")]
     assert [[bool(gpu["blamed"]) for gpu in gpus] for gpus in of] == [[True, False], [False] * 2]
+    (node,) = nodes_view(made.fold, live, at(100), "", lambda _: False)
+    assert node["blamed"] == shown.text
     live.heard["node-1"] = at(900)
     assert not list(alerts.of_nodes(made.fold, live, at(900))), "its time is over"

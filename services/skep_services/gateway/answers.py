@@ -584,7 +584,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     images: str = ""
     """Whether images of processes are stored there: empty: it is not allowed; `yes`; or why not."""
     blamed: str = ""
-    """What it is blamed for, as ranks of several tenants were slow there; for operators."""
+    """What it, or a GPU of it, is blamed for, as ranks of several tenants were slow there; for
+    operators."""
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -610,7 +611,7 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: bool
     utilisation: int | None
     blamed: str = ""
-    """As of a node."""
+    """What it alone is blamed for; as of a node."""
 
 
 class GpuList(msgspec.Struct, frozen=True, kw_only=True):

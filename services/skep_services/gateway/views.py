@@ -93,10 +93,13 @@ def held_rows(state: ClusterState, job: str) -> list[dict[str, Any]]:
 
 
 def _blame_of(fold: Fold, now: Instant, vc: Only, node: str, device: int = -1) -> str:
-    """Return what a node (or a GPU of it) is blamed for; empty: nothing, or it is no operator's."""
-    place = node if device < 0 else f"{node}/{device}"
-    blame = fold.state.held_up.blamed.get(place)
-    return blamed_text(blame) if blame is not None and blame.until > now and not vc else ""
+    """Return what a GPU, or without one a node and its GPUs, are blamed for; only to operators."""
+    if vc:
+        return ""
+    found = held_up.blamed(fold.state, now).values()
+    return "; ".join(
+        blamed_text(each) for each in found if each.node == node and device in (-1, each.device)
+    )
 
 
 def _vc_of(fold: Fold, name: str) -> str:
