@@ -20,6 +20,7 @@ from skep.wire import (
     facts,
     findings,
     following,
+    held_up,
     learned,
     moves,
     node,
@@ -438,6 +439,17 @@ FINDINGS: tuple[msgspec.Struct, ...] = (
     trials.Judged(
         at=LATER, trial=3, kept=True, gain_milli=310, low_milli=240, high_milli=380, after=AFTER
     ),
+    held_up.GangSlowed(
+        at=LATER,
+        job="j17",
+        attempt=1,
+        rank=2,
+        node="node-2",
+        own_ns=180_000_000,
+        usual_ns=100_000_000,
+        step_ns=190_000_000,
+        trace=TRACE,
+    ),
 )
 SIGHTS: tuple[msgspec.Struct, ...] = (
     learned.Sight(
@@ -630,6 +642,31 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
         story=('{"type":"job-ended","job":"j16"}',),
     ),
     facts.GpuQuarantined(node="node-1", device=3, quarantine=True, why=Reason.ASKED_FOR),
+    held_up.GangHeldUp(
+        job="j17",
+        attempt=1,
+        rank=2,
+        node="node-2",
+        devices=(1,),
+        why=Reason.RANK_SLOW,
+        at=AT,
+        tenant="ann",
+        own_ns=180_000_000,
+        usual_ns=100_000_000,
+        step_ns=190_000_000,
+        trace=TRACE,
+    ),
+    held_up.PlaceBlamed(
+        node="node-2",
+        device=1,
+        blamed=True,
+        why=Reason.HELD_UP_GANGS,
+        at=AT,
+        until=LATER,
+        jobs=("j15", "j16", "j17"),
+        findings=3,
+        tenants=2,
+    ),
     facts.CellsReserved(
         job="j17",
         attempt=1,

@@ -492,20 +492,26 @@ def test_names_sort_as_people_sort_them() -> None:
 
 def test_the_rule_of_quarantine_has_defaults_and_names_its_mistakes() -> None:
     assert parse_cluster({}) == Cluster(quarantine=QuarantineRule())
-    own = QuarantineRule(jobs=2, within=30, share=0.05, signs=("exit",))
-    tree = {"quarantine": {"jobs": 2, "within": 30, "share": 0.05, "signs": ["exit"]}}
+    acts: dict[str, Any] = {"slow": 5, "quarantine_slow": True}
+    own = QuarantineRule(jobs=2, within=30, share=0.05, signs=("exit",), **acts)
+    tree = {"quarantine": {"jobs": 2, "within": 30, "share": 0.05, "signs": ["exit"], **acts}}
     read = parse_cluster(tree)
     assert isinstance(read, Cluster)
     assert read == Cluster(quarantine=own)
     assert parse_cluster(yaml.safe_load(to_yaml(read))) == read
-    wrong = {"quarantine": {"job": 2, "within": "5m", "share": 2, "signs": ["signals"]}}
+    wrong = {
+        "quarantine": {"job": 2, "within": "5m", "share": 2, "signs": ["signals"]}
+        | {"slow": 1001, "quarantine_slow": "yes"}
+    }
     found = parse_cluster(wrong)
     assert isinstance(found, list)
     told = [(one.path, one.reason.value, one.suggestion) for one in found]
     assert told == [
         ("$.quarantine.job", "unknown-key", "did you mean `jobs`?"),
         ("$.quarantine.within", "wrong-type", ""),
+        ("$.quarantine.quarantine_slow", "wrong-type", ""),
         ("$.quarantine.share", "bad-value", ""),
+        ("$.quarantine.slow", "bad-value", ""),
         ("$.quarantine.signs", "bad-value", "did you mean `signal`?"),
     ]
 

@@ -8,6 +8,7 @@ import msgspec
 
 from skep.units import seconds
 from skep.wire.facts import CellsAlarm, NodeLost
+from skep.wire.held_up import GangHeldUp, PlaceBlamed
 from skep.wire.reasons import Reason
 from skep_services.gateway import alerts
 from skep_services.gateway.alerts import SEVERITY, Alert, Code
@@ -15,6 +16,8 @@ from skep_services.gateway.columns import ALERTS
 from skep_services.gateway.limits import Nearly
 from skep_services.gateway.live import SILENT_AFTER, Live
 from skep_services.gateway.rows import Estimate, Pledged, Times
+from skep_services.gateway.views import gpus_view, held_rows, nodes_view
+from skep_services.gateway.why import explain
 from tests.gateway_kit import Cluster, facts, job_of
 from tests.kit import at, joined, spec
 
@@ -92,3 +95,63 @@ def test_broken_cells_and_limits_concern_their_clusters() -> None:
 
 def test_every_code_has_a_severity() -> None:
     assert set(SEVERITY) == set(Code)
+
+
+def test_a_slow_rank_concerns_its_tenant_and_a_blamed_gpu_operators() -> None:
+    made = cluster()
+    job = made.submit(spec())
+    made.runs(job)
+    held = GangHeldUp(
+        job=job,
+        attempt=1,
+        rank=0,
+        node="node-1",
+        devices=(0,),
+        why=Reason.LOADER_SLOW,
+        at=at(60),
+        tenant="ann",
+        own_ns=3_000_000_000,
+        usual_ns=5_000_000,
+        step_ns=3_100_000_000,
+    )
+    made.tell("ALLOC", facts("allocator", held))
+    (slowed,) = alerts.of_jobs(made.fold, at(70))
+    assert slowed.code is Code.JOB_SLOWED
+    assert slowed.text == (
+        "the gang trains 29.5 x slower for rank 0 on node-1, GPU 0: it spends 3.0 s of a "
+        "mini-batch on its own with its data loader, the median of the gang is 5.0 ms"
+    )
+    assert told(slowed, "nlp") is not None
+    assert told(slowed, "vision") is None
+    live = Live(made.fold, at(70))
+    reasons = explain(job_of(made.fold, job), made.fold, live, at(70))["reasons"]
+    assert {"reason": "loader-slow", "text": slowed.text, "needs": ""} in reasons
+    (row,) = held_rows(made.fold.state, job)
+    assert (row["rank"], row["why"], row["slower_milli"]) == (0, "loader-slow", 29_523)
+    made.tell("ALLOC", facts("allocator", msgspec.structs.replace(held, over=True)))
+    assert not list(alerts.of_jobs(made.fold, at(80)))
+
+    blame = PlaceBlamed(
+        node="node-1",
+        device=0,
+        blamed=True,
+        why=Reason.HELD_UP_GANGS,
+        at=at(90),
+        until=at(900),
+        jobs=("j1", "j2", "j3", "j4", "j5", "j6"),
+        findings=6,
+        tenants=2,
+    )
+    made.tell("ALLOC", facts("allocator", blame))
+    live.heard["node-1"] = at(100)
+    (shown,) = alerts.of_nodes(made.fold, live, at(100))
+    assert (shown.code, shown.about) == (Code.PLACE_BLAMED, "node-1/0")
+    assert "6 times a rank there was slow or hung (j1, j2, j3, j4 and 2 more)" in shown.text
+    assert told(shown, "") is not None
+    assert told(shown, "nlp") is None
+    of = [gpus_view(made.fold, live, at(100), vc, lambda _: False) for vc in ("", "nlp")]
+    assert [[bool(gpu["blamed"]) for gpu in gpus] for gpus in of] == [[True, False], [False] * 2]
+    (node,) = nodes_view(made.fold, live, at(100), "", lambda _: False)
+    assert node["blamed"] == shown.text
+    live.heard["node-1"] = at(900)
+    assert not list(alerts.of_nodes(made.fold, live, at(900))), "its time is over"

@@ -408,7 +408,7 @@ def test_nodes_show_who_speaks_and_what_they_run() -> None:
     # What was removed is not listed once it is lost for good; before, it may have jobs.
     listed = nodes_view(cluster.fold, live, at(12), "", lambda _: True)
     assert [node["node"] for node in listed] == ["node-1"]
-    gpus = gpus_view(cluster.fold, live, "", lambda _: True)
+    gpus = gpus_view(cluster.fold, live, NOW, "", lambda _: True)
     assert {gpu["node"] for gpu in gpus} == {"node-1"}
 
 
@@ -428,10 +428,10 @@ def test_gpus_hide_other_tenants_jobs_but_not_that_they_are_taken() -> None:
     job = cluster.submit(spec())
     live = live_of(cluster)
     live.utilisation = {job: 900}
-    held, free = gpus_view(cluster.fold, live, "", _no)
+    held, free = gpus_view(cluster.fold, live, NOW, "", _no)
     assert (held["job"], held["vc"], held["rank"], held["utilisation"]) == (job, "nlp", 0, 900)
     assert (free["taken"], free["job"], free["rank"]) == (False, None, None)
-    masked, _ = gpus_view(cluster.fold, live, "vision", _no)
+    masked, _ = gpus_view(cluster.fold, live, NOW, "vision", _no)
     assert (masked["taken"], masked["job"], masked["vc"], masked["utilisation"]) == (
         True,
         None,

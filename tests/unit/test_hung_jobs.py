@@ -14,6 +14,7 @@ from skep.machines.base import Effect, Send
 from skep.units import seconds
 from skep.wire.commands import StopJob
 from skep.wire.facts import JobRequeued, JobStopping
+from skep.wire.held_up import GangHeldUp
 from skep.wire.node import Outcome
 from skep.wire.parse import parse_spec
 from skep.wire.reasons import Reason
@@ -68,10 +69,13 @@ def test_a_gang_that_hangs_is_begun_again_and_the_fact_says_what_kept_it() -> No
         "no mini-batch for 300 s: rank 1 has not entered collective 6 (gloo:all_reduce), in which "
         "1 rank waits; at t.py:4 in load (rank-behind, on node-2)",
     )
+    (held,) = of(effects, GangHeldUp)
+    assert (held.why, held.rank, held.node) == (Reason.RANK_HUNG, 1, "node-2")
     stops = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, StopJob)]
     assert len(stops) == 2
     for node in ("node-1", "node-2"):
         effects = decide(exited("j1", node=node, outcome=Outcome.STOPPED))
+    assert decide.machine.state.held_up.now == {}, "the attempt is over"
     (again,) = of(effects, JobRequeued)
     assert (again.why, again.counted, again.detail) == (Reason.HUNG, False, stopping.detail)
 

@@ -182,6 +182,7 @@ def _quarantine(rule: QuarantineRule) -> Iterator[Problem]:
         ("within", 1, SECONDS_MAX),
         ("window", 1, SECONDS_MAX),
         ("share", 0, 1),
+        ("slow", 0, 1000),
     ):
         value = getattr(rule, key)
         if not least <= value <= most:

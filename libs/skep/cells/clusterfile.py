@@ -76,7 +76,7 @@ CLUSTER_VERSION = 1
 
 CLUSTER_KEYS = ("version", "chains", "pinned", "vcs", "quarantine", "priorities", "volumes")
 CHAIN_KEYS = ("gpu", "levels", "node", "nodes", "cells", "devices", "names", "leaf")
-QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs")
+QUARANTINE_KEYS = ("jobs", "within", "window", "share", "signs", "slow", "quarantine_slow")
 LIMITED_ROLES = (Role.SUBMITTER, Role.MANAGER)
 """The roles whose priorities can have a limit: a viewer has no jobs, an operator no limit."""
 VC_KEYS = (
@@ -234,8 +234,12 @@ class _Reader:
         self.keys(tree, QUARANTINE_KEYS, path)
         numbers = {
             key: self.number(tree.get(key, getattr(usual, key)), f"{path}.{key}")
-            for key in ("jobs", "within", "window")
+            for key in ("jobs", "within", "window", "slow")
         }
+        acts = tree.get("quarantine_slow", usual.quarantine_slow)
+        if not isinstance(acts, bool):
+            self.wrong_type(f"{path}.quarantine_slow", "true or false", acts)
+            acts = usual.quarantine_slow
         share, signs = tree.get("share", usual.share), tree.get("signs", list(usual.signs))
         if type(share) not in (int, float):
             self.wrong_type(f"{path}.share", "a number from 0 to 1", share)
@@ -250,6 +254,7 @@ class _Reader:
             },
             share=float(share),
             signs=tuple(signs),
+            quarantine_slow=acts,
         )
         return usual if rule == usual else rule
 

@@ -93,7 +93,10 @@ def _volume(one: Volume) -> str:
 
 def _quarantine(rule: QuarantineRule) -> str:
     numbers = f"jobs: {rule.jobs}, within: {rule.within}, window: {rule.window}"
-    return f"\nquarantine: {{{numbers}, share: {rule.share!r}, signs: [{', '.join(rule.signs)}]}}\n"
+    signs = f"share: {rule.share!r}, signs: [{', '.join(rule.signs)}]"
+    acts = "true" if rule.quarantine_slow else "false"
+    slow = f"slow: {rule.slow}, quarantine_slow: {acts}"
+    return f"\nquarantine: {{{numbers}, {signs}, {slow}}}\n"
 
 
 def cell_path(chain: Chain, pin: Pin) -> str:

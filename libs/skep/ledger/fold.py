@@ -14,6 +14,7 @@ from skep.ledger import (
     change_facts,
     deferral_facts,
     gpu_health,
+    held_up,
     move_costs,
     move_facts,
     people,
@@ -72,6 +73,7 @@ from skep.wire.facts import (
     ReservationDropped,
 )
 from skep.wire.following import LEARNED, AdviceFollowed
+from skep.wire.held_up import GangHeldUp, PlaceBlamed
 from skep.wire.moves import (
     JobMoved,
     SuccessorBound,
@@ -244,6 +246,7 @@ def _release(state: ClusterState, node: NodeState, attempt: Attempt) -> None:
 def _job_requeued(state: ClusterState, fact: JobRequeued) -> None:
     job = state.jobs[fact.job]
     gpu_health.over(state, job, fact)
+    held_up.over(state, job.job)
     borrowed = state.forget_borrowed(job)
     job.stands(fact.at, borrows=borrowed)
     if not borrowed:
@@ -266,6 +269,7 @@ def _job_ended(state: ClusterState, fact: JobEnded) -> None:
     for those in (state.sharers, state.unshared):
         those.pop(fact.job, None)
     gpu_health.over(state, job, fact)
+    held_up.over(state, job.job)
     job.stands(fact.at, borrows=False)
     _note_service(state, job)
     if job.state is State.QUEUED:
@@ -366,6 +370,7 @@ def _gpu_quarantined(state: ClusterState, fact: GpuQuarantined) -> None:
     else:
         node.quarantined.pop(fact.device, None)
     gpu_health.quarantined(state, fact)
+    held_up.taken_back(state, fact)
     _changed(state, fact.node)
 
 
@@ -403,6 +408,7 @@ HANDLERS: dict[type[Any], Handler] = {
     CellsSet: _cells_set,
     ClusterRefused: _nothing,
     EpochBegan: _epoch_began,
+    GangHeldUp: held_up.apply,
     GangNarrowed: size_facts.apply,
     GangWidened: size_facts.apply,
     GhostGone: _ghost_gone,
@@ -433,6 +439,7 @@ HANDLERS: dict[type[Any], Handler] = {
     NodeClean: _node_clean,
     NodeDrained: _node_drained,
     NodeLost: _node_lost,
+    PlaceBlamed: held_up.apply_blame,
     ReservationDropped: cell_facts.apply_hold,
     RulesRaised: cell_facts.apply_bearing,
     SetLed: cell_facts.apply_bearing,

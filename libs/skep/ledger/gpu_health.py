@@ -71,7 +71,7 @@ def quarantined(state: ClusterState, fact: GpuQuarantined) -> None:
     known, gpu = state.suspicion, f"{fact.node}/{fact.device}"
     signs = known.signs.pop(gpu, {})
     known.ruled.pop(gpu, None)
-    if fact.quarantine and fact.why is Reason.REPEATED_FAILURES:
+    if fact.quarantine and fact.why in (Reason.REPEATED_FAILURES, Reason.HELD_UP_GANGS):
         known.ruled[gpu] = len(signs)
     elif fact.quarantine and fact.why is Reason.DEVICE_TROUBLE:
         known.ruled[gpu], known.told[gpu] = 0, fact.detail

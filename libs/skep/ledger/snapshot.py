@@ -24,6 +24,7 @@ from skep.units import Instant
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.following import AdviceFollowed
+from skep.wire.held_up import GangHeldUp, HeldUp, PlaceBlamed, Sign
 from skep.wire.node import NodeJoined
 from skep.wire.windows import Window
 
@@ -31,6 +32,8 @@ PIECE = 200
 """Names in one piece of what is kept of trials."""
 ENDS = 2000
 """Ends of jobs in one piece: 200 KB where names are longest."""
+HELD_UP = 20
+"""Nodes, or jobs, in one piece of what holds gangs up: 16 KB of each at most."""
 INSTANTS = 10_000
 """After so many instants a piece is full: 240 KB with the most of its last name."""
 
@@ -73,6 +76,14 @@ class FollowedKept(msgspec.Struct, frozen=True, kw_only=True, tag="followed-kept
     """Whether one VC with a model follows it."""
 
     said: AdviceFollowed
+
+
+class HeldUpKept(msgspec.Struct, frozen=True, kw_only=True, tag="held-up-kept"):
+    """A part of `HeldUp`, as there."""
+
+    now: dict[str, dict[int, GangHeldUp]] = {}
+    signs: dict[str, dict[str, Sign]] = {}
+    blamed: dict[str, PlaceBlamed] = {}
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True, tag="node-kept"):
@@ -138,6 +149,7 @@ Kept = (
     | TriedKept
     | ProbesKept
     | FollowedKept
+    | HeldUpKept
     | CellsSnapshot
     | NodeKept
     | JobKept
@@ -170,6 +182,7 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         unstated=state.unstated,
     )
     yield from _tried(state)
+    yield from _held_up(state.held_up)
     for vc, probes in state.probes.of_vc.items():
         yield ProbesKept(vc=vc, probes=probes)
     for said in state.followed.values():
@@ -197,6 +210,15 @@ def keep(state: ClusterState) -> Iterator[Kept]:
         away=tuple(state.away),
         deferred=tuple(state.deferred),
     )
+
+
+def _held_up(known: HeldUp) -> Iterator[Kept]:
+    for now in _pieces(known.now, HELD_UP):
+        yield HeldUpKept(now=now)
+    for signs in _pieces(known.signs, HELD_UP):
+        yield HeldUpKept(signs=signs)
+    for blamed in _pieces(known.blamed, PIECE):
+        yield HeldUpKept(blamed=blamed)
 
 
 def _tried(state: ClusterState) -> Iterator[TriedKept]:
@@ -258,17 +280,16 @@ def restore(state: ClusterState, kept: Kept) -> None:
             for alarm in kept.alarms:
                 apply_alarm(state, alarm)
         case TriedKept():
-            state.tries.begun.update(kept.begun)
-            state.tries.solo.update(kept.solo)
-            state.tries.cooling.update(kept.cooling)
-            if state.rules > 1:
-                raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
-            state.move_costs.pauses.update(kept.pauses)
+            _restore_tried(state, kept)
         case ProbesKept():
             state.probes.of_vc[kept.vc] = kept.probes
             state.probes.open.update({each.trial: each for each in kept.probes if not each.ended})
         case FollowedKept(said=said):
             state.followed[said.vc] = said
+        case HeldUpKept():
+            state.held_up.now.update(kept.now)
+            state.held_up.signs.update(kept.signs)
+            state.held_up.blamed.update(kept.blamed)
         case CellsSnapshot():
             state.cells = restore_cells(kept)
             cell_facts.follow_rules(state, state.rules)
@@ -285,6 +306,15 @@ def restore(state: ClusterState, kept: Kept) -> None:
             _take_awaited(state, kept)
         case PlacedKept():
             _place(state, kept)
+
+
+def _restore_tried(state: ClusterState, kept: TriedKept) -> None:
+    state.tries.begun.update(kept.begun)
+    state.tries.solo.update(kept.solo)
+    state.tries.cooling.update(kept.cooling)
+    if state.rules > 1:
+        raise_rules(state.tries)  # A snapshot may name them as earlier rules did.
+    state.move_costs.pauses.update(kept.pauses)
 
 
 def _take_awaited(state: ClusterState, kept: EndsKept | ArrayStateKept) -> None:

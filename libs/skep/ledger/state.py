@@ -27,6 +27,7 @@ from skep.wire.bearing import RULES
 from skep.wire.cluster import Cluster
 from skep.wire.facts import CellsAlarm
 from skep.wire.following import AdviceFollowed
+from skep.wire.held_up import HeldUp
 from skep.wire.reasons import Reason
 from skep.wire.windows import Window
 
@@ -86,6 +87,8 @@ class ClusterState:
         """The latest request for a change that was taken, by its sequence in SUBMIT."""
         self.queues: dict[tuple[str, bool], JobQueue] = {}
         self.suspicion = Suspicion()
+        self.held_up = HeldUp()
+        """Which ranks hold their gangs up, and what that says about nodes."""
         self.tries = Tries()
         self.probes = Probes()
         self.move_costs = MoveCosts()

@@ -60,6 +60,7 @@ from skep.wire.facts import (
 )
 from skep.wire.findings import Finding, Measured, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.following import BlockMeasured, GuardFact, ShadowSeen, StageSet
+from skep.wire.held_up import GangSlowed
 from skep.wire.learned import LearnedAdvice, Sight, SightWanted
 from skep.wire.node import NodeJoined
 from skep.wire.profile import AdvisorFact, Fingerprint, Profiled, ProfileMeasured
@@ -200,7 +201,7 @@ class AdvisorMachine:
                 effects += self._judge(event, now)
             case Tick() | Restarted() | Unreadable():
                 pass
-            case RateLearned() | PhaseChanged() | Stalled() | Judged():
+            case RateLearned() | PhaseChanged() | Stalled() | Judged() | GangSlowed():
                 pass  # What it comes to is in the rates.
             case Measured():
                 pass  # How well a job learns moves it neither in the queue nor elsewhere.

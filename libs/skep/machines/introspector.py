@@ -2,6 +2,7 @@
 
     NodeReport --> rank windows --(once a second)--> Rates, RateLearned, PhaseChanged, Stalled
                --> fingerprint and timing of the first rank ------------------------> Profiled
+               --> own times of a gang's ranks --(every 10 s)-----------------------> GangSlowed
 
 Reports carry cumulative counts, so a lost one costs nothing and a restart is made up for within
 seconds: the machine records no facts, and what it knew is gone with it. An attempt is known from
@@ -48,6 +49,7 @@ from skep.perf.progress import (
     stall_limit,
 )
 from skep.perf.reported import COUNT_MAX, course_of, is_sane
+from skep.perf.slow_ranks import LOOK, SlowWatch
 from skep.perf.steady import NOT_YET
 from skep.units import KIB, NS_PER_SECOND, Duration, Instant, after, seconds
 from skep.wire import subjects
@@ -55,6 +57,7 @@ from skep.wire.bounds import ATTEMPT_MAX, INSTANT_MAX
 from skep.wire.codec import Facts, ServiceFact, Unreadable
 from skep.wire.facts import EpochBegan
 from skep.wire.findings import JobRate, Measured, PhaseChanged, RateLearned, Rates, Stalled
+from skep.wire.held_up import GangSlowed
 from skep.wire.reports import JobProgress, NodeReport, RankProgress
 from skep.wire.trials import Judged, Kind, Trials
 
@@ -241,6 +244,7 @@ class IntrospectorMachine:
                 window.utilisation = rank.utilisation
                 window.memory = rank.memory
                 window.stands, window.node = rank.stands, report.node
+                window.own = rank.own or window.own
                 _take_values(attempt, rank, now)
                 _take_profile(attempt, rank)
                 window.observe(rank.steps, rank.last_step_at, rank.step_ns, at)
@@ -408,7 +412,7 @@ class IntrospectorMachine:
 
     def _emit(self, now: Instant) -> list[Effect]:
         self._drop_silent(now)
-        told: list[Effect] = []  # At most four entries more than TOLD_MAX.
+        told: list[Effect] = []  # At most some entries more than TOLD_MAX.
         heard_since = now - WINDOW
         rates = [
             self._look(attempt, told, now)
@@ -484,6 +488,8 @@ class IntrospectorMachine:
             _look_for_stall(attempt, laggard, told, now)
         if slowest is not None and len(told) < TOLD_MAX:
             _look_for_level(attempt, slowest, told, now)
+        if now >= attempt.slow_at and attempt.stalled is None and len(told) < TOLD_MAX:
+            told += _slow_ranks(attempt, now)
         if attempt.values_step != attempt.told_step and len(told) < TOLD_MAX:
             attempt.told_step = attempt.values_step
             measured = Measured(
@@ -547,6 +553,40 @@ def _what_keeps(attempt: Attempt) -> dict[str, Any]:
         return {}
     nodes = tuple(dict.fromkeys(attempt.ranks[rank].node for rank in found.ranks))
     return {"code": found.code, "behind": found.ranks, "nodes": nodes, "text": found.text}
+
+
+def _slow_ranks(attempt: Attempt, now: Instant) -> list[Effect]:
+    """Compare the own times that the ranks of a gang have reported; return what is to be said."""
+    attempt.slow_at = now + LOOK
+    windows = {number: rank for number, rank in attempt.ranks.items() if rank.own is not None}
+    owns = {number: rank.own for number, rank in windows.items() if rank.own is not None}
+    if len(owns) < 2 or 2 * len(owns) < attempt.world:
+        return []
+    step_ns = max(rank.step_ns for rank in windows.values())
+    for rank in windows.values():
+        rank.own = None
+    if attempt.slow is None:
+        attempt.slow = SlowWatch()
+    attempt.slow.leave(attempt.world)
+    return [
+        Send(
+            subjects.SLOWED,
+            GangSlowed(
+                at=now,
+                job=attempt.job,
+                attempt=attempt.attempt,
+                rank=one.rank,
+                node=attempt.ranks[one.rank].node,
+                own_ns=one.own_ns,
+                usual_ns=one.usual_ns,
+                step_ns=step_ns,
+                loads=one.loads,
+                over=one.over,
+                trace=attempt.trace,
+            ),
+        )
+        for one in attempt.slow.look(owns, step_ns)
+    ]
 
 
 def _look_for_level(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skep.perf.profile_watch import ProfileWatch
 from skep.perf.progress import PhaseWatch, RankWindow
+from skep.perf.slow_ranks import SlowWatch
 from skep.units import Instant
 from skep.wire.codec import is_trace
 from skep.wire.reports import JobProgress
@@ -22,6 +23,8 @@ class Attempt:
         "look_at",
         "profile",
         "ranks",
+        "slow",
+        "slow_at",
         "speaker",
         "spoke_at",
         "stalled",
@@ -56,6 +59,10 @@ class Attempt:
         self.told_step = 0
         self.profile: ProfileWatch | None = None
         """What it shows of its model, if it shows anything."""
+        self.slow: SlowWatch | None = None
+        """Of a gang whose ranks report their own times."""
+        self.slow_at = 0
+        """When to compare these again."""
         self.behind = 0
         """By how many nanoseconds the clock of the reporting agent is behind this one."""
         self.calm = 0

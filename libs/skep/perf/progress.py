@@ -13,6 +13,7 @@ from typing import NamedTuple
 from skep.perf.course import Course
 from skep.perf.steady import Gathering
 from skep.units import NS_PER_SECOND, Duration, seconds
+from skep.wire.held_up import OwnTime
 from skep.wire.standing import Standing
 
 WINDOW = seconds(10.0)
@@ -127,6 +128,7 @@ class RankWindow:
         "lives",
         "memory",
         "node",
+        "own",
         "rate_milli",
         "silent_ns",
         "stands",
@@ -153,6 +155,8 @@ class RankWindow:
         self.memory = 0
         self.node = ""
         """Where the rank is."""
+        self.own: OwnTime | None = None
+        """What it reported of its own time since that was looked at last."""
         self.stands: Standing | None = None
         """Where it stands, as it says while it makes no mini-batches."""
 
@@ -191,6 +195,7 @@ class RankWindow:
         """Count mini-batches from the next one on, after a time in which the rank was suspended."""
         self._times, self._counts = [], []
         self.known, self.rate_milli, self.silent_ns = False, 0, 0
+        self.own = None
 
     def full(self) -> bool:
         """Return whether the rate rests on a whole window, or on LEARNED_STEPS mini-batches."""

@@ -19,6 +19,8 @@ def is_sane(rank: RankProgress) -> bool:
         and 0 <= rank.step_ns <= COUNT_MAX
         and 0 <= rank.utilisation <= 1000
         and 0 <= rank.memory <= COUNT_MAX
+        and (rank.own is None or 0 <= rank.own.load_ns <= COUNT_MAX)
+        and (rank.own is None or 0 <= rank.own.own_ns <= COUNT_MAX)
     )
 
 

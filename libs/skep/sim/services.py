@@ -38,6 +38,7 @@ LISTENS: dict[str, tuple[str, ...]] = {
         subjects.ADVICE_OUTLOOK,
         subjects.ADVICE_LEARNED,
         subjects.JUDGED,
+        subjects.SLOWED,
     ),
     "introspector": (subjects.REPORTS, subjects.TRIALS_OPEN),
     "advisor": (subjects.FINDINGS, subjects.SIGHTS),

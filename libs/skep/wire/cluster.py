@@ -156,6 +156,10 @@ class QuarantineRule(_Part, frozen=True):
     the ways in `signs` (signal, not-started, exit), and ran elsewhere for longer than that or to
     their end, all within a `window` of so many seconds. At most a `share` of a chain's GPUs is
     quarantined by this rule at one time, or one GPU (0: none).
+
+    A node or GPU is blamed when ranks on it were slow or hung `slow` times (0: never) within the
+    `window`, in jobs of at least two tenants; with `quarantine_slow` its GPUs are quarantined too,
+    within the `share`.
     """
 
     jobs: Whole = 3
@@ -163,6 +167,8 @@ class QuarantineRule(_Part, frozen=True):
     window: Whole = 86_400
     share: Number = 0.1
     signs: Annotated[tuple[Words, ...], Meta(max_length=NAMES_MAX)] = ("signal", "not-started")
+    slow: Whole = 3
+    quarantine_slow: bool = False
 
 
 QUARANTINE = QuarantineRule()

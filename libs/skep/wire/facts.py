@@ -12,6 +12,7 @@ from skep.wire.changes import ChangeAsked, ChangeFact
 from skep.wire.cluster import Cluster, VirtualCluster
 from skep.wire.commands import BindJob
 from skep.wire.following import AdviceFollowed
+from skep.wire.held_up import HeldUpFact
 from skep.wire.member import Member as Member  # noqa: PLC0414 - whoever reads facts finds it here
 from skep.wire.message import Message
 from skep.wire.moves import MoveFact
@@ -480,6 +481,7 @@ AllocatorFact = (
     | JobPromoted
     | CellsAlarm
     | GpuQuarantined
+    | HeldUpFact
     | NodeAdded
     | NodeDrained
     | NodeLost

@@ -25,6 +25,7 @@ from skep.wire.bounds import (
     Values,
     World,
 )
+from skep.wire.held_up import GangSlowed
 from skep.wire.message import Message
 from skep.wire.profile import Profiled
 from skep.wire.trials import Judged
@@ -112,4 +113,4 @@ class Measured(Message, frozen=True, tag="measured"):
     values: Values
 
 
-Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled | Judged | Profiled
+Finding = Rates | Measured | RateLearned | PhaseChanged | Stalled | Judged | Profiled | GangSlowed

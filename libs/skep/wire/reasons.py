@@ -229,6 +229,10 @@ class Reason(StrEnum):
     CHECKPOINT_DUE = "checkpoint-due"
     IDLE = "idle"
     HUNG = "hung"
+    RANK_SLOW = "rank-slow"
+    LOADER_SLOW = "loader-slow"
+    RANK_HUNG = "rank-hung"
+    HELD_UP_GANGS = "held-up-gangs"
     PREEMPTED = "preempted"
     NODE_LOST = "node-lost"
     NODE_STOPPED = "node-stopped"
@@ -613,6 +617,10 @@ TEXT: dict[Reason, str] = {
     Reason.NOT_DELIVERED: "a target did not take a message",
     Reason.IDLE: "the job did nothing for as long as its VC, or its owner, allows",
     Reason.HUNG: "the job made no mini-batch for as long as its spec allows",
+    Reason.RANK_SLOW: "the gang waits for a rank that is slower than the others by itself",
+    Reason.LOADER_SLOW: "the gang waits for a rank whose data loader is slower than the others'",
+    Reason.RANK_HUNG: "the gang waited for a rank that made no mini-batch any more",
+    Reason.HELD_UP_GANGS: "ranks of jobs of several tenants were slow or hung there",
     Reason.PREEMPTED: "a guaranteed job needed the GPUs",
     Reason.NODE_LOST: "a node was silent for too long",
     Reason.NODE_STOPPED: "a node was shut down under it",

@@ -31,6 +31,7 @@ from skep.wire.bounds import (
     Values,
     World,
 )
+from skep.wire.held_up import OwnTime
 from skep.wire.message import Message
 from skep.wire.profile import Fingerprint, Timing
 from skep.wire.standing import Standing
@@ -118,7 +119,7 @@ class RankProgress(Message, frozen=True):
     `values` are numbers about the training, such as its loss, as of mini-batch `values_step`.
     `next_at`: when the next mini-batch ends, where that is known (`JobProgress.lasts`); 0: it makes
     none. `fingerprint` and `timing` are told every few seconds, of one rank of the gang.
-    `stands` is told while it makes no mini-batches.
+    `stands` is told while it makes no mini-batches, `own` every few seconds by ranks of gangs.
     """
 
     rank: Rank
@@ -133,6 +134,7 @@ class RankProgress(Message, frozen=True):
     fingerprint: Fingerprint | None = None
     timing: Timing | None = None
     stands: Standing | None = None
+    own: OwnTime | None = None
 
 
 class JobProgress(Message, frozen=True):

@@ -32,6 +32,7 @@ from skep.wire.bounds import (
     Values,
     World,
 )
+from skep.wire.held_up import OwnTime
 from skep.wire.profile import Fingerprint, Timing
 from skep.wire.standing import Standing
 
@@ -66,7 +67,8 @@ class Hello(Speech, frozen=True, tag="hello"):
 class Stats(Speech, frozen=True, tag="stats"):
     """How far the rank is; times are the host's monotonic clock.
 
-    `stands`: where it stands, while it has made no mini-batch for a while.
+    `stands`: where it stands, while it has made no mini-batch for a while. `own` is told by ranks
+    of gangs.
     """
 
     steps: Count
@@ -76,6 +78,7 @@ class Stats(Speech, frozen=True, tag="stats"):
     memory_bytes: ProcessBytes = 0
     timing: Timing | None = None
     stands: Standing | None = None
+    own: OwnTime | None = None
 
 
 class Measured(Speech, frozen=True, tag="metrics"):

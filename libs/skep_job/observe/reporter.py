@@ -10,6 +10,7 @@ processes share a rank (`parts` of them):
     error  error                                 after hello, once counting has failed
     stats  steps, step_ns, monotonic_ns, last_step_monotonic_ns, source, memory_bytes
            timing (how its durations are spread; absent while there are fewer than two)
+           own (of a gang: what of them is its own time, and what its data loader's)
            at hello, then every `report_every_s`, and at once when the first mini-batch is done
     fingerprint  fingerprint                     on every connection, once the model was seen
     bye    steps                                 the final count
@@ -340,6 +341,9 @@ class Reporter:
             link.send(self._message("error", error=failure))
             self._failure_told = True
         count, timing = self._tally.count(ended=ended), self._tally.timing()
+        gang = self._settings.world > 1
+        self._tally.own.turn(on=gang)
+        own = self._tally.own.medians() if gang else None
         link.send(
             self._message(
                 "stats",
@@ -350,6 +354,7 @@ class Reporter:
                 source=count.source,
                 memory_bytes=self._memory(),
                 **({} if timing is None else {"timing": timing}),
+                **({} if own is None else {"own": own.told()}),
                 **self._standing(count),
             )
         )

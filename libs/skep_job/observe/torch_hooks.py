@@ -19,6 +19,7 @@ OPTIMIZERS = "torch.optim.optimizer"
 LOADERS = "torch.utils.data.dataloader"
 AUTOGRAD = "torch.autograd"
 WORKERS = "torch.utils.data._utils.worker"
+COLLECTIVES = "torch.distributed.distributed_c10d"
 RESUMED_CHARS_MAX = 250
 """The bound of the field is 256."""
 
@@ -49,6 +50,7 @@ class TorchHooks:
                 OPTIMIZERS: self._on_optimizers,
                 LOADERS: self._on_loaders,
                 AUTOGRAD: self._on_autograd,
+                COLLECTIVES: tally.own.hook_waits,
             }
         )
         tally.first_step = self._on_first_step
@@ -84,6 +86,7 @@ class TorchHooks:
             self._tally.fail(f"hooking into {OPTIMIZERS}", error)
 
     def _on_loaders(self, module: ModuleType) -> None:
+        self._tally.own.hook_loaders(module)
         if self._tally.steps or self._tally.backwards:
             return  # A better source is known already.
         try:
@@ -99,6 +102,7 @@ class TorchHooks:
         self._counting_next = counting
 
     def _on_autograd(self, module: ModuleType) -> None:
+        self._tally.own.hook_backward(module)
         if self._tally.steps:
             return
         try:

@@ -499,6 +499,7 @@ def _work(service: str, identity: str) -> Grants:
                         subjects.ADVICE_OUTLOOK,
                         subjects.ADVICE_LEARNED,
                         subjects.JUDGED,
+                        subjects.SLOWED,
                         subjects.LATE,
                         subjects.draft(service),
                     ),

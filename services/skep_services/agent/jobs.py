@@ -476,6 +476,7 @@ class JobSocket:
                     fingerprint=earlier.fingerprint,
                     timing=message.timing or earlier.timing,
                     stands=message.stands,
+                    own=message.own,
                 )
             case Measured():
                 if message.part or not _is_bounded(message.values):

@@ -25,6 +25,7 @@ LISTEN = (
     subjects.ADVICE_OUTLOOK,
     subjects.ADVICE_LEARNED,
     subjects.JUDGED,
+    subjects.SLOWED,
     subjects.LATE,
 )
 

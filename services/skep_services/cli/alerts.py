@@ -18,9 +18,9 @@ SEVERITIES = ("critical", "warning", "info")
 def options(parser: ArgumentParser) -> None:
     """Add what `alerts` takes."""
     parser.epilog = (
-        "Alerts are about bad GPUs, lost or silent nodes, services that do not answer, stalled\n"
-        "jobs, promises that are broken or in danger, disks and limits that are near.\n\n"
-        + exits.HELP
+        "Alerts are about bad GPUs, lost or silent nodes, services that do not answer, slow or\n"
+        "stalled jobs, blamed nodes, promises that are broken or in danger, disks and limits\n"
+        "that are near.\n\n" + exits.HELP
     )
     parser.add_argument("--vc", metavar="VC", help="those that this virtual cluster sees")
     parser.add_argument("--severity", choices=SEVERITIES, help="those that are as bad, or worse")

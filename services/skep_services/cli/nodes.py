@@ -74,6 +74,7 @@ def _list_gpus(arguments: Namespace) -> int:
     )
     held = sum(1 for one in gpus if one["job"])
     say(f"{held} of {render.plural(len(gpus), 'GPU')} held")
+    _tell_blame(gpus)
     return exits.OK
 
 
@@ -88,7 +89,8 @@ def _percent(utilisation: float | None) -> str:
 
 def _note(one: dict[str, Any]) -> str:
     notes = ["borrowed"] if one["borrowed"] else []
-    return ", ".join([*notes, *(["quarantined"] if one["quarantined"] else [])])
+    notes += ["quarantined"] if one["quarantined"] else []
+    return ", ".join([*notes, *(["blamed"] if one.get("blamed") else [])])
 
 
 def _rank(one: dict[str, Any]) -> str:
@@ -176,7 +178,15 @@ def _list(arguments: Namespace) -> int:
             Column("JOBS", [" ".join(one["jobs"]) or "-" for one in nodes], narrow=10, drop=7),
         ]
     )
+    _tell_blame(nodes)
     return exits.OK
+
+
+def _tell_blame(rows: Sequence[dict[str, Any]]) -> None:
+    """Say which of some nodes or GPUs are blamed, and for what."""
+    for one in rows:
+        if one.get("blamed"):
+            say(render.printable(one["blamed"]))
 
 
 def _heard(at_ns: int | None, now_ns: int) -> str:

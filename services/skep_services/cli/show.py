@@ -108,6 +108,7 @@ def details(row: dict[str, Any], now_ns: int) -> list[tuple[str, str]]:
         ("started", clock_time(row["started_at"], date=True) if row["started_at"] else ""),
         ("ran", ran),
         ("rate", f"{speed}, {left} left" if speed and left != "-" else speed),
+        ("held up", "; ".join(one["text"] for one in row.get("held_up") or ())),
         ("starts", _starts(row, now_ns)),
         ("ends", _ends(row, now_ns)),
         ("limits", _limits(spec.get("limits") or {})),

@@ -1,4 +1,4 @@
-"""What needs a look: bad GPUs, lost nodes, stalled jobs, promises, limits, cells.
+"""What needs a look: bad GPUs, blame, lost nodes, slow or stalled jobs, promises, limits, cells.
 
 Pure functions of what is in memory. Every alert has a stable code, says in one sentence what is
 wrong, and what to do.
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+from skep.ledger import held_up
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire import codec
 from skep.wire.reasons import TEXT, Reason
@@ -17,7 +18,7 @@ from skep_services.gateway.fold import Fold
 from skep_services.gateway.limits import Nearly
 from skep_services.gateway.live import Live
 from skep_services.gateway.rows import ENDED, Job, State
-from skep_services.gateway.texts import alarm_text
+from skep_services.gateway.texts import alarm_text, blamed_text, held_text
 from skep_services.gateway.versions import Open, Owned, Shows, Told
 from skep_services.gateway.views import node_state
 
@@ -35,7 +36,9 @@ class Code(StrEnum):
     NODE_LOST = "node-lost"
     NODE_SILENT = "node-silent"
     GPU_BAD = "gpu-bad"
+    PLACE_BLAMED = "place-blamed"
     JOB_STALLED = "job-stalled"
+    JOB_SLOWED = "job-slowed"
     PROMISE_BROKEN = "promise-broken"
     PROMISE_ENDANGERED = "promise-endangered"
     DISK_NEAR = "disk-near"
@@ -48,7 +51,9 @@ SEVERITY = {
     Code.NODE_LOST: "critical",
     Code.NODE_SILENT: "warning",
     Code.GPU_BAD: "warning",
+    Code.PLACE_BLAMED: "warning",
     Code.JOB_STALLED: "warning",
+    Code.JOB_SLOWED: "info",
     Code.PROMISE_BROKEN: "warning",
     Code.PROMISE_ENDANGERED: "warning",
     Code.DISK_NEAR: "critical",
@@ -111,6 +116,13 @@ def of_nodes(fold: Fold, live: Live, now: Instant) -> Iterator[Alert]:
             text = f"GPU {device} of {name} counts as bad: no job gets it"
             todo = f"test it, then `skep gpu quarantine --undo {name} {device}`"
             yield Alert(Code.GPU_BAD, "gpu", about, text, todo)
+    for place, blame in held_up.blamed(fold.state, now).items():
+        if blame.node in fold.state.nodes:
+            kind = "node" if blame.device < 0 else "gpu"
+            gpu = max(blame.device, 0)
+            todo = f"test it; `skep gpu quarantine {blame.node} {gpu}`, or with --undo to acquit it"
+            text = blamed_text(blame)
+            yield Alert(Code.PLACE_BLAMED, kind, place, text, todo, blame.at, vcs=())
 
 
 def of_jobs(fold: Fold, now: Instant) -> Iterator[Alert]:
@@ -122,6 +134,10 @@ def of_jobs(fold: Fold, now: Instant) -> Iterator[Alert]:
             text = f"{_named(job)} makes no mini-batches{hang}"
             todo = f"`skep logs {row.job}`, `skep exec {row.job} -- py-spy dump`"
             yield _of(job, Code.JOB_STALLED, text, todo, row.stalled_since)
+        held = held_up.holding(fold.state, row.job) if row.state is State.RUNNING else ()
+        if held:
+            todo = f"`skep why {row.job}`"
+            yield _of(job, Code.JOB_SLOWED, held_text(held[0]), todo, held[0].at)
         if job.pledged is not None:
             yield from _promise(job, now)
     for job in fold.recent.values():

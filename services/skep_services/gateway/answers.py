@@ -180,6 +180,25 @@ class NodeBuilds(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class HoldsUp(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank for which the others of its gang wait.
+
+    `own_ns` is what of a mini-batch (`step_ns`) it spends on its own, `usual_ns` the median of the
+    gang. The gang is slower for it by the factor `slower_milli` / 1000.
+    """
+
+    rank: int
+    node: str
+    devices: tuple[int, ...]
+    why: str
+    since: int
+    own_ns: int
+    usual_ns: int
+    step_ns: int
+    slower_milli: int
+    text: str
+
+
 class JobDetail(Row, kw_only=True, gc=True):
     """Everything about a job. `spec` is as it was admitted; None: what was sent was no JSON."""
 
@@ -199,6 +218,7 @@ class JobDetail(Row, kw_only=True, gc=True):
     trials: list[Tried] | None = None
     pledged: Pledged | None = None
     building: tuple[NodeBuilds, ...] = ()
+    held_up: tuple[HoldsUp, ...] = ()
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -563,6 +583,9 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[str]
     images: str = ""
     """Whether images of processes are stored there: empty: it is not allowed; `yes`; or why not."""
+    blamed: str = ""
+    """What it, or a GPU of it, is blamed for, as ranks of several tenants were slow there; for
+    operators."""
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -587,6 +610,8 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     beside: list[str]
     quarantined: bool
     utilisation: int | None
+    blamed: str = ""
+    """What it alone is blamed for; as of a node."""
 
 
 class GpuList(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,7 +153,7 @@ class Cluster:
         """Answer the GPUs."""
         fold, live = self._indexer.fold, self._indexer.live
         vc = caller_of(request).sees
-        return json_response({"gpus": gpus_view(fold, live, vc, self._removed)})
+        return json_response({"gpus": gpus_view(fold, live, self._clock.now(), vc, self._removed)})
 
     async def vcs(self, request: web.Request) -> web.StreamResponse:
         """Answer the virtual clusters."""

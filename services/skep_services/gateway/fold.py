@@ -88,6 +88,7 @@ from skep.wire.facts import (
     VcsSet,
 )
 from skep.wire.following import AdviceFollowed, turns
+from skep.wire.held_up import GangHeldUp, PlaceBlamed
 from skep.wire.moves import MoveFact
 from skep.wire.node import JOIN_DELAY_MAX, MemberExited, MemberStepped, NodeJoined
 from skep.wire.packs import GpusShared
@@ -483,6 +484,7 @@ class Fold:
                 | NodeBack()
                 | NodeClean()
                 | GpuQuarantined()
+                | PlaceBlamed()
                 | EpochBegan()
                 | ClusterRefused()
                 | CellsAlarm()
@@ -503,6 +505,9 @@ class Fold:
                 pass  # Admission's fact of the same name says it.
             case ArraySeen() | ArrayDeferred() | ArrayEligible() | ArrayBroken() | ArrayEnded():
                 self.note(fact, at, describe(fact), self._array_fact(fact))
+            case GangHeldUp():
+                self.note(fact, at, describe(fact), self._job(fact.job))
+                self.news.job(fact.job)
             case TrialBegun() | TrialOver():
                 self.ledger.apply(fact)
                 for name in trial_jobs(fact):

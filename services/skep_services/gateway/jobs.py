@@ -48,6 +48,7 @@ from skep_services.gateway.requeue import Requeue, check_ended, spec_again
 from skep_services.gateway.rows import ENDED, Job, Row, State
 from skep_services.gateway.scopes import owner_in, tenants, without_values
 from skep_services.gateway.submit import Submitter, too_large
+from skep_services.gateway.views import held_rows
 from skep_services.gateway.watch import Watch
 from skep_services.gateway.what_if import Drafts
 from skep_services.gateway.why import explain
@@ -438,6 +439,7 @@ class Jobs:
             "trials": self._indexer.fold.ledger.of(job.row.job),
             "pledged": job.pledged,
             "building": live.builds(job.row.job, job.row.attempt, now),
+            "held_up": held_rows(self._indexer.fold.state, job.row.job),
         }
 
 

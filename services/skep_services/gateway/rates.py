@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from skep.wire import changes, facts, findings, moves, packs, resizes, trials
+from skep.wire import changes, facts, findings, held_up, moves, packs, resizes, trials
 from skep_services.gateway.answers import RateCourse, RateMark
 from skep_services.gateway.api import json_response
 from skep_services.gateway.courses import Rated
@@ -36,6 +36,7 @@ MARKED: Final = frozenset(
         packs.GpusShared,
         trials.TrialBegun,
         trials.TrialOver,
+        held_up.GangHeldUp,
         findings.PhaseChanged,
         findings.Stalled,
     )

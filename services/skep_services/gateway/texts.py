@@ -12,6 +12,7 @@ from skep.wire import (
     changes,
     facts,
     findings,
+    held_up,
     moves,
     node,
     packs,
@@ -33,6 +34,7 @@ from skep_services.gateway.shares import window_line
 
 NODES_NAMED = 4
 VICTIMS_NAMED = 4
+BLAMING_NAMED = 4
 PROBLEMS_NAMED = 4
 """Nodes of a place named in an event; a gang of a thousand nodes still makes one line."""
 
@@ -229,6 +231,10 @@ def _about_cells(fact: Any) -> Line | None:
             return Line(
                 f"GPU {device} of {on} {state}: {_why(why, fact.detail)}", node=on, reason=why
             )
+        case held_up.GangHeldUp(attempt=attempt, node=on, why=why):
+            return Line(held_text(fact), attempt, on, reason=why)
+        case held_up.PlaceBlamed(node=on, why=why):
+            return Line(blamed_text(fact), node=on, reason=why)
         case facts.CellsAlarm(rule=rule):
             state = "ALARM over" if fact.over else "ALARM"
             return Line(f"{state}: {alarm_text(fact)}", reason=rule)
@@ -368,6 +374,42 @@ def describe_finding(finding: findings.Finding) -> Line | None:
             return Line(f"{silent}: {hang}" if hang else silent, attempt)
         case findings.Rates() | findings.Measured() | trials.Judged() | profile.Profiled():
             return None
+        case held_up.GangSlowed():
+            return None  # The allocator's fact says it, with the GPUs.
+
+
+def held_text(fact: held_up.GangHeldUp) -> str:
+    """Return which rank holds its gang up, where, and by how much."""
+    gpus = ", ".join(map(str, fact.devices))
+    on = f"{fact.node}, GPU {gpus}" if gpus else fact.node
+    if fact.over:
+        return f"rank {fact.rank} on {on} holds its gang up no more"
+    if fact.why is Reason.RANK_HUNG:
+        return f"the gang waited for rank {fact.rank} on {on}"
+    loader = " with its data loader" if fact.why is Reason.LOADER_SLOW else ""
+    return (
+        f"the gang trains {fact.slower_milli / 1000:.1f} x slower for rank {fact.rank} on {on}: it "
+        f"spends {_length(fact.own_ns)} of a mini-batch on its own{loader}, the median of the gang "
+        f"is {_length(fact.usual_ns)}"
+    )
+
+
+def blamed_text(fact: held_up.PlaceBlamed) -> str:
+    """Return what is blamed, and for what."""
+    what = fact.node if fact.device < 0 else f"GPU {fact.device} of {fact.node}"
+    if not fact.blamed:
+        return f"{what} is blamed no more"
+    jobs = ", ".join(fact.jobs[:BLAMING_NAMED])
+    more = len(fact.jobs) - BLAMING_NAMED
+    named = f"{jobs} and {more} more" if more > 0 else jobs
+    return f"{what} is blamed: {fact.findings} times a rank there was slow or hung ({named})"
+
+
+def _length(length_ns: int) -> str:
+    """Return a part of a mini-batch."""
+    if length_ns >= NS_PER_SECOND:
+        return f"{length_ns / NS_PER_SECOND:.1f} s"
+    return f"{length_ns / 1e6:.0f} ms" if length_ns >= 10**7 else f"{length_ns / 1e6:.1f} ms"
 
 
 def hang_text(stalled: findings.Stalled) -> str:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from skep.cells.nodes import NodeState
+from skep.ledger import held_up
+from skep.ledger.state import ClusterState
 from skep.units import Instant
 from skep_services.gateway.callers import Only, covers
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.holders import free_gpus, users
 from skep_services.gateway.live import Live
+from skep_services.gateway.texts import blamed_text, held_text
 
 Removed = Callable[[str], bool]
 """Returns whether a node was taken out of the cluster."""
@@ -38,7 +41,9 @@ def node_state(node: NodeState, live: Live, now: Instant) -> str:
     return "silent" if live.silent(node.joined.node, now) else "up"
 
 
-def gpus_view(fold: Fold, live: Live, vc: Only, removed: Removed) -> list[dict[str, Any]]:
+def gpus_view(
+    fold: Fold, live: Live, now: Instant, vc: Only, removed: Removed
+) -> list[dict[str, Any]]:
     """Return every GPU by node. `utilisation` is thousandths, None if it is not measured."""
     rows = []
     for node in in_use(fold, removed):
@@ -61,10 +66,40 @@ def gpus_view(fold: Fold, live: Live, vc: Only, removed: Removed) -> list[dict[s
                     "borrowed": first is not None and not first.owns,
                     "beside": [one.job for one in others if one is not None] if mine else [],
                     "quarantined": gpu.index in node.quarantined,
+                    "blamed": _blame_of(fold, now, vc, node.joined.node, gpu.index),
                     "utilisation": live.utilisation.get(mine.job) if mine is not None else None,
                 }
             )
     return rows
+
+
+def held_rows(state: ClusterState, job: str) -> list[dict[str, Any]]:
+    """Return the ranks that hold a job's gang up."""
+    return [
+        {
+            "rank": one.rank,
+            "node": one.node,
+            "devices": one.devices,
+            "why": one.why,
+            "since": one.at,
+            "own_ns": one.own_ns,
+            "usual_ns": one.usual_ns,
+            "step_ns": one.step_ns,
+            "slower_milli": one.slower_milli,
+            "text": held_text(one),
+        }
+        for one in held_up.holding(state, job)
+    ]
+
+
+def _blame_of(fold: Fold, now: Instant, vc: Only, node: str, device: int = -1) -> str:
+    """Return what a GPU, or without one a node and its GPUs, are blamed for; only to operators."""
+    if vc:
+        return ""
+    found = held_up.blamed(fold.state, now).values()
+    return "; ".join(
+        blamed_text(each) for each in found if each.node == node and device in (-1, each.device)
+    )
 
 
 def _vc_of(fold: Fold, name: str) -> str:
@@ -99,4 +134,5 @@ def _node(node: NodeState, fold: Fold, live: Live, now: Instant, vc: Only) -> di
             joined.incarnation, heard.heard_incarnation if heard is not None and same_agent else 0
         ),
         "jobs": [job for job in jobs if covers(vc, _vc_of(fold, job))],
+        "blamed": _blame_of(fold, now, vc, joined.node),
     }

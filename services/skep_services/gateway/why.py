@@ -8,6 +8,7 @@ from typing import Any
 from skep.cells.decide.explain import explain_wait
 from skep.cells.levels import gpus_owned
 from skep.cells.nodes import NodeState
+from skep.ledger import held_up
 from skep.ledger.attempts import request
 from skep.ledger.job_state import ArrayState, JobState
 from skep.ledger.pipelines import key_of
@@ -24,7 +25,7 @@ from skep_services.gateway.holders import GUARANTEED_CLASS, free_gpus, users
 from skep_services.gateway.live import Live
 from skep_services.gateway.rows import PLACED, Job, Row, State
 from skep_services.gateway.shares import fair_line, window_line, windows_ahead
-from skep_services.gateway.texts import types_of
+from skep_services.gateway.texts import held_text, types_of
 
 FOR_CELLS = (
     Reason.WAITS_FOR_CELLS,
@@ -76,6 +77,8 @@ def explain(job: Job, fold: Fold, live: Live, now: Instant) -> dict[str, Any]:
             reasons += _by_person(job, fold, now)
         case State.BOUND | State.RUNNING:
             reasons = _placed(job, now)
+            held = held_up.holding(fold.state, row.job)
+            reasons += [_said(each.why, held_text(each)) for each in held]
             if row.gpu_share is not None:
                 reasons.append(_said(Reason.SHARES_FIT.value, _share_line(row)))
             reasons += [_said("window", text) for text in windows_ahead(fold.state, row.job)]

@@ -117,6 +117,11 @@ def merged(said: Sequence[RankProgress]) -> RankProgress:
         values_step=told.values_step,
         fingerprint=next((one.fingerprint for one in said if one.fingerprint is not None), None),
         stands=next((one.stands for one in said if one.stands is not None), None),
+        own=max(
+            (one.own for one in said if one.own is not None),
+            key=lambda own: own.own_ns,
+            default=None,
+        ),
     )
 
 

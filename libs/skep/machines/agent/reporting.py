@@ -12,7 +12,8 @@ from skep.units import Instant, after, seconds
 from skep.wire.reports import JobProgress, RankProgress
 
 PROFILES_EVERY = seconds(5.0)
-"""How often the fingerprint and the timing of a part are told: half a kilobyte that rarely changes.
+"""How often fingerprint and timing of a part, and the own times of its ranks, are told: half a
+kilobyte that rarely changes.
 A report may be lost, and the introspector may be started anew."""
 
 Progress = Mapping[PartKey, Mapping[int, RankProgress]]
@@ -55,7 +56,7 @@ def progress_of(
         parts: The parts by job and attempt.
         progress: What the ranks reported.
         used: The utilisation of each device of the node, in thousandths; negative: unknown.
-        profiles: The parts of which fingerprint and timing are told.
+        profiles: The parts of which fingerprint, timing and own times are told.
 
     Returns:
         One entry for each part with a living rank that has reported.
@@ -96,8 +97,10 @@ def _spoken(
     lowest = rank == min(gang, default=rank)
     if not (shows and lowest):
         told = msgspec.structs.replace(told, fingerprint=None, timing=None)
+    if not shows:
+        told = msgspec.structs.replace(told, own=None)
     return told if lowest else msgspec.structs.replace(told, values={}, values_step=0)
 
 
 def _has_profile(told: RankProgress) -> bool:
-    return told.fingerprint is not None or told.timing is not None
+    return not (told.fingerprint is None and told.timing is None and told.own is None)

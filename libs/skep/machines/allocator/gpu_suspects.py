@@ -78,7 +78,7 @@ def convict(tx: Transaction, now: Instant) -> None:
         node, home = tx.state.nodes.get(name), tx.state.cells.find(name, int(device))
         if node is None or home is None or int(device) in node.quarantined:
             continue
-        if _room(tx.state, home[0]):
+        if has_room(tx.state, home[0]):
             named = " ".join(told[-gpu_health.RUNS_MAX :])
             tx.record(
                 GpuQuarantined(
@@ -107,7 +107,9 @@ def troubled(tx: Transaction, event: Heartbeat) -> None:
         home = tx.state.cells.find(event.node, each.index)
         if home is None or each.index in node.quarantined:
             continue
-        if known.told.get(f"{event.node}/{each.index}") != each.text and _room(tx.state, home[0]):
+        if known.told.get(f"{event.node}/{each.index}") != each.text and has_room(
+            tx.state, home[0]
+        ):
             tx.record(
                 GpuQuarantined(
                     node=event.node,
@@ -119,7 +121,7 @@ def troubled(tx: Transaction, event: Heartbeat) -> None:
             )
 
 
-def _room(state: ClusterState, chain: str) -> bool:
+def has_room(state: ClusterState, chain: str) -> bool:
     """Return whether one more GPU of a chain may be quarantined by the rule."""
     share = state.asked.quarantine.share
     homes = [

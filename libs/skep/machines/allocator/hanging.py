@@ -11,7 +11,7 @@ say every second, so all of this is soft.
 from __future__ import annotations
 
 from skep.ledger.job_state import JobState, State
-from skep.machines.allocator import outbox
+from skep.machines.allocator import outbox, slow_nodes
 from skep.machines.allocator.transaction import Transaction
 from skep.perf.hang import blame
 from skep.units import NS_PER_SECOND, Instant, seconds
@@ -41,8 +41,21 @@ def heard(tx: Transaction, event: Heartbeat, now: Instant) -> None:
         said[event.node] = now, part
         if all(node in said and now - said[node][0] < FRESH for node in job.live):
             del tx.soft.hung[job.job, job.attempt]
-            text = _text({node: part for node, (_, part) in said.items() if node in job.live})
-            outbox.stop(tx, job, Reason.HUNG, now, text)
+            parts = {node: part for node, (_, part) in said.items() if node in job.live}
+            _hold(tx, job, parts, now)
+            outbox.stop(tx, job, Reason.HUNG, now, _text(parts))
+
+
+def _hold(tx: Transaction, job: JobState, parts: dict[str, HungPart], now: Instant) -> None:
+    """Record which ranks of a gang kept the others, of one that has others."""
+    stands = {rank.rank: rank.stands for part in parts.values() for rank in part.ranks}
+    found = blame(stands)
+    if found is None or len(stands) <= len(found.ranks):
+        return
+    for node, part in sorted(parts.items()):
+        for rank in part.ranks:
+            if rank.rank in found.ranks:
+                slow_nodes.hold(tx, job, node, rank.rank, Reason.RANK_HUNG, now=now)
 
 
 def _calm(job: JobState) -> bool:

@@ -7,7 +7,7 @@ from itertools import islice
 from skep.ids import job_sequence
 from skep.ledger.job_state import JobState, Part, State
 from skep.ledger.state import ClusterState
-from skep.machines.allocator import deferring, ends, outbox, timers, windows
+from skep.machines.allocator import deferring, ends, outbox, slow_nodes, timers, windows
 from skep.machines.allocator.changes import migration, node_answers, requests, resizing_across_nodes
 from skep.machines.allocator.end_facts import ended
 from skep.machines.allocator.ends import part_gone
@@ -107,6 +107,8 @@ def operator(tx: Transaction, event: Admin, now: Instant) -> None:
             if node is not None and node.drained != event.drain:
                 tx.record(NodeDrained(node=event.node, drain=event.drain))
         case QuarantineGpu():
+            if not event.quarantine:
+                slow_nodes.acquit(tx, event.node, event.device, now)
             job_cells.quarantine(tx, event)
         case ReserveNodes() | CancelWindow():
             windows.asked(tx, event, now)

@@ -21,6 +21,7 @@ from skep.machines.allocator import (
     invariants,
     nodes,
     schedule,
+    slow_nodes,
     upkeep,
     windows,
 )
@@ -34,6 +35,7 @@ from skep.wire.admin import Admin, DrainNode, QuarantineGpu, SetVcs
 from skep.wire.advice import Advice, Outlook, QueueAdvice
 from skep.wire.codec import Facts, Unreadable
 from skep.wire.facts import AllocatorFact
+from skep.wire.held_up import GangSlowed
 from skep.wire.learned import LearnedAdvice, SightWanted
 from skep.wire.node import (
     MemberChanged,
@@ -52,7 +54,9 @@ from skep.wire.served import ReplicaLate
 from skep.wire.trials import Judged
 from skep.wire.windows import CancelWindow, ReserveNodes
 
-AllocatorEvent = Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | ReplicaLate | Unreadable
+AllocatorEvent = (
+    Admin | NodeEvent | Facts | Heartbeat | Advice | Judged | GangSlowed | ReplicaLate | Unreadable
+)
 """What the allocator takes from outside."""
 
 NOT_ITS = (MemberStepped, Unreadable)
@@ -184,7 +188,15 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
             intake.member_exited(tx, event, now)
         case MemberKnown() | MemberReady() | MemberLoaded() | MemberChanged():
             intake.member_told(tx, event, now)
-        case QueueAdvice() | Outlook() | LearnedAdvice() | SightWanted() | Judged() | ReplicaLate():
+        case (
+            QueueAdvice()
+            | Outlook()
+            | LearnedAdvice()
+            | SightWanted()
+            | Judged()
+            | GangSlowed()
+            | ReplicaLate()
+        ):
             _take_advice(tx, event, now)
         case Tick():
             upkeep.tick(tx, now)
@@ -195,9 +207,7 @@ def _take_in(tx: Transaction, event: AllocatorEvent | Restarted | Tick, now: Ins
 
 
 def _take_advice(
-    tx: Transaction,
-    event: QueueAdvice | Outlook | LearnedAdvice | SightWanted | Judged | ReplicaLate,
-    now: Instant,
+    tx: Transaction, event: Advice | Judged | GangSlowed | ReplicaLate, now: Instant
 ) -> None:
     """Take in what the advisor, the introspector or the service of searches say."""
     match event:
@@ -211,5 +221,7 @@ def _take_advice(
             advising.wanted(tx, event)
         case Judged():
             trials.judged(tx, event, now)
+        case GangSlowed():
+            slow_nodes.heard(tx, event, now)
         case ReplicaLate():
             latency.heard(tx, event, now)

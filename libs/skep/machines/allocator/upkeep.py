@@ -11,6 +11,7 @@ from skep.machines.allocator import (
     nodes,
     outbox,
     settings,
+    slow_nodes,
     windows,
 )
 from skep.machines.allocator.changes import checkpoint_time, migration, warning
@@ -92,6 +93,7 @@ def tick(tx: Transaction, now: Instant) -> None:
         soft.check_at = after(now, tx.settings.node_check_every)
         nodes._look_for_lost_nodes(tx, now)
         gpu_suspects.convict(tx, now)
+        slow_nodes.go_round(tx, now)
         cell_watch.go_round(tx, now)
     if tx.state.windows:
         windows.go_round(tx, now)

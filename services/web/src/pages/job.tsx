@@ -204,6 +204,11 @@ function Summary({ detail, row }: { detail: Detail; row: Job }) {
           {one.text && `: ${one.text}`}
         </p>
       ))}
+      {(detail.held_up ?? []).map((one) => (
+        <p class="notice" key={one.rank}>
+          <Said text={one.text} /> ({one.why}, since <At at={one.since} />)
+        </p>
+      ))}
       <Tiles row={row} />
       <Timeline detail={detail} />
       <div class="columns">
