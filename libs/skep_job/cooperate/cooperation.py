@@ -81,6 +81,14 @@ class Elastic(Protocol):
         """Return whether this rank is the one that writes checkpoints."""
         ...
 
+    def attends(self) -> bool:
+        """Return whether all ranks take part in what the one that writes reads."""
+        ...
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes that the gang can have; none: all that its rules allow."""
+        ...
+
     def world(self) -> int:
         """Return how many ranks the gang has now."""
         ...
@@ -156,7 +164,7 @@ class Cooperation:
             self._check_versions()
             learn(_parameters(run.tracked))
         self._meet()
-        control.say("can", tier="cooperative", can=self._can(run))
+        self.tell_can()
         recording.record()
         self._catch_sigterm()
         place: dict[str, Any] | None
@@ -171,6 +179,13 @@ class Cooperation:
         if self._options.every_s is not None:
             self._next_at = time.monotonic() + self._options.every_s
         return place
+
+    def tell_can(self) -> None:
+        """Tell the agent what the job can do, and which sizes it can have."""
+        assert self._run is not None
+        sizes = () if self._elastic is None else self._elastic.sizes()
+        more = {"sizes": list(sizes)} if sizes else {}
+        self._control.say("can", tier="cooperative", can=self._can(self._run), **more)
 
     def arrive(self, state: random_state.State) -> None:
         random_state.restore(state)
@@ -359,6 +374,8 @@ class Cooperation:
         self._later.settle()
         checkpoints = self._may_save(folder)
         if self._elastic is not None and not self._elastic.writes():
+            if self._elastic.attends():
+                self._snapshot()
             return checkpoints.folder, 0
         state = self._snapshot()
         self._require_memory(state)
@@ -626,7 +643,8 @@ class Cooperation:
             return self._hooks.can()
         if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
             return [*self._hooks.can(), "checkpoint"]
-        more = ["migrate"] if self._elastic is None else ["migrate", "resize"]
+        fixed = self._elastic is None or len(self._elastic.sizes()) == 1
+        more = ["migrate"] if fixed else ["migrate", "resize"]
         return [*self._hooks.can(), "checkpoint", *more]
 
     def _arrived(self) -> dict[str, Any] | None:
