@@ -29,7 +29,7 @@ def callback(name: str, run: LibraryRun) -> Any:
     """Return a new callback of a library, which drives `run`."""
     module: Any = importlib.import_module(f"skep_job.{name}")
     before = module.begin_library
-    module.begin_library = lambda _every, _keep: run
+    module.begin_library = lambda *_: run
     try:
         return module.SkepCallback()
     finally:

@@ -21,7 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from skep_job.cooperate.run import Run, Under
-from skep_job.elastic.library import with_others
 from skep_job.observe.reporter import complain
 from skep_job.state.random_state import State
 from skep_job.state.snapshot import host_bytes, is_released
@@ -69,7 +68,10 @@ class Files:
         with _folder(_size(self.model)) as folder:
             self.save(folder)
             files = dict(_read(folder))
-        return with_others(files) if self.of_a_gang else files
+        if not self.of_a_gang:
+            return files
+        
+        return with_others(files)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the bytes of files until the library asks for them."""
@@ -144,7 +146,7 @@ class LibraryRun(Run):
 
     def _go_on(self, place: dict[str, Any], files: dict[str, Any]) -> Path:
         """Be at a place, whose files are put where the library reads them."""
-        self._steps, self._chance = place["steps"], place["chance"]
+        self._steps, self._chance = place["steps"], place["chance"] or None
         self._taken = place["extras"]
         self.files.found = None
         self.forget()

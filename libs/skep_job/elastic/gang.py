@@ -37,6 +37,7 @@ import json
 from collections.abc import Callable, Mapping
 from skep_job.elastic import process_group
 from skep_job.elastic.agreement import COMMIT, DONE, Plan, Round, StoreLost, folder, read_plan
+from skep_job.elastic.library_group import NEWCOMER
 from skep_job.elastic.parts import (
     Clock,
     Message,
@@ -57,8 +58,6 @@ from skep_job.state.transfer import Broken
 
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
-NEWCOMER = "generation-"
-"""How SKEP_AWAITS begins in a process that joins a gang, and does not succeed a rank."""
 COPY_BYTES_PER_S_MIN = 50e6
 """Half of what a network of 1 Gbit/s brings; slower ones are not for gangs."""
 

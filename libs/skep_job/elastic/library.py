@@ -171,6 +171,8 @@ class _Parts:
     def __init__(self, run: LibraryRun) -> None:
         self._run = run
         self._place: dict[str, Any] | None = None
+        self._shared: dict[str, Any] | None = None
+        """The place, once everybody has all files, until the run goes on from there."""
 
     @property
     def _files(self) -> Files:
@@ -187,9 +189,9 @@ class _Parts:
         Raises:
             RuntimeError: Another rank is gone, or took too long.
         """
+        newcomer = self._place is None
         place, moved = self._share(seat)
         clock.part("files")
-        newcomer, self._place = self._place is None, place
         return (place if newcomer else None), moved
 
     def back(self, seat: Seat) -> None:
@@ -197,7 +199,10 @@ class _Parts:
         self._share(seat)
 
     def close(self) -> None:
-        """Drop nothing: the run takes the files, and then forgets them."""
+        """Drop what was kept, unless the run is about to go on from there."""
+        self._place = None
+        if self._shared is None:
+            self._files.found = None
 
     def taken(self) -> dict[str, Any]:
         """Return, once, the place that the files are of.
@@ -205,7 +210,7 @@ class _Parts:
         Raises:
             AssertionError: A bug: the gang was not changed.
         """
-        place, self._place = self._place, None
+        place, self._shared = self._shared, None
         assert place is not None, "nothing was offered or taken"
         return place
 
@@ -224,7 +229,7 @@ class _Parts:
             distributed.broadcast_object_list(given, 0, group=group)
             place, whole = given[0], of_all_ranks(before, group)
         assert place is not None, "the first rank has no place: it always stays"
-        self._files.found = whole
+        self._files.found, self._shared = whole, place
         return place, sum(data.numel() for name, data in whole.items() if name not in here)
 
 
