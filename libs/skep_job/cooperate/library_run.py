@@ -70,7 +70,8 @@ class Files:
             files = dict(_read(folder))
         if not self.of_a_gang:
             return files
-        
+        from skep_job.elastic.library import with_others
+
         return with_others(files)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

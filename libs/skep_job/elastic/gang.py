@@ -54,7 +54,6 @@ from skep_job.elastic.state_copy import CopyFailed, Door, bring
 from skep_job.link.orders import describe
 from skep_job.process import ending
 from skep_job.state import snapshot
-from skep_job.state.transfer import Broken
 
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
@@ -344,7 +343,7 @@ class Gang:
             round_.match("torch", _torch_version())
             try:
                 self.regroup.offer(round_, plan, self.seat.rank, self._snapshot())
-            except (Broken, OSError) as error:
+            except Exception as error:  # Of a library that writes: the training goes on.
                 refused = f"rank {self.seat.rank} cannot give its state: {describe(error)}"
                 self._fail_plan(plan, round_.refuse(refused))
                 return False
