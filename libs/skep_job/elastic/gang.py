@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+
 from skep_job.elastic import process_group
 from skep_job.elastic.agreement import COMMIT, DONE, Plan, Round, StoreLost, folder, read_plan
 from skep_job.elastic.library_group import NEWCOMER

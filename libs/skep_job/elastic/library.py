@@ -32,7 +32,7 @@ FILES_S = 600.0
 """How long the files may take from rank to rank: tens of gigabytes."""
 
 
-class Regrouped(BaseException):  # noqa: N818  a name for what happened
+class Regrouped(BaseException):
     """Ends the library's loop, to begin it anew: the process group is another one.
 
     No `except Exception` of a script or a library is to stop it.

@@ -35,7 +35,6 @@ from skep.wire.reasons import Reason
 from skep.wire.resizes import GangWidened
 from skep.wire.spec import GANG_NODES_MAX
 
-
 SHOWN_MAX = 12
 """Sizes that a refusal names."""
 
