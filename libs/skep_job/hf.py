@@ -196,6 +196,9 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
 
         Args:
             ranks: A number of ranks that it has, or had.
+
+        Raises:
+            UsageError: These ranks cannot share a global batch.
         """
         assert self._elastic is not None
         try:
