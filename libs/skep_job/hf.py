@@ -6,8 +6,8 @@
 
 The job can then be stored, moved and begun again, and goes on in the middle of its epoch: from the
 checkpoint that the Trainer itself writes where Skep asks for it, apart from those of the script.
-With `SkepCallback(elastic=(1, 4))` its number of ranks can be changed while it trains, with the same
-global batches: each rank then accumulates more micro-batches, or fewer (`hf_sizes`).
+With `SkepCallback(elastic=(1, 4))` its number of ranks can be changed while it trains, with the
+same global batches: each rank then accumulates more micro-batches, or fewer (`hf_sizes`).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
             UsageError: It is not a whole number of micro-batches.
         """
-        each = self._trainer.args.per_device_train_batch_size
+        each = int(self._trainer.args.per_device_train_batch_size)
         if samples < each or samples % each:
             message = (
                 f"global_batch={samples}: expected a multiple of per_device_train_batch_size={each}"

@@ -13,6 +13,7 @@ losses are compared (`library_sizes`). Prints a JSON object for each script, and
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -393,7 +394,7 @@ def resizes(job: Job, expected: str, cells: dict[str, str]) -> None:
         raise Failed(reason)
     for size in job.example.sizes:
         job.trains()
-        attempt(cells, "resize", lambda size=size: job.ask("resize", "--workers", str(size)))  # type: ignore[misc]
+        attempt(cells, "resize", functools.partial(job.ask, "resize", "--workers", str(size)))
         if cells["resize"] != "yes":
             return
     job.trains()

@@ -1,7 +1,7 @@
 """What a job whose loop a library has comes to if its number of workers is changed meanwhile.
 
-Its losses are compared with those of a run of one size: sums are added in another order, and nothing
-else is different. So they agree within `BOUND`, and every step has exactly one loss.
+Its losses are compared with those of a run of one size: sums are added in another order, and
+nothing else is different. So they agree within `BOUND`, and every step has exactly one loss.
 """
 
 from __future__ import annotations

@@ -166,14 +166,15 @@ def test_a_trainer_says_which_sizes_keep_its_global_batches(tmp_path: Path) -> N
     assert hf_sizes.offered(usual, 6, 1, 4, 2) == (1, 2, 3)
     # 4 ranks would drop 2 of the 6 micro-batches of a pass, and with them its second step.
     assert hf_sizes.offered(trainer(dataloader_drop_last=True), 4, 1, 4, 2) == (1, 2)
-    for told, why in (
+    seeds = {"use_seedable_sampler": False}
+    for given, why in (
         (trainer(data=Stream(), max_steps=3), "a stream cannot be divided"),
         (trainer(Own), "Own deals out its data by its own get_train_dataloader"),
         (trainer(accelerator_config={"split_batches": True}), "accelerate divides its batches"),
-        (trainer(accelerator_config={"use_seedable_sampler": False}), "use_seedable_sampler is off"),
+        (trainer(accelerator_config=seeds), "use_seedable_sampler is off"),
         (trainer(auto_find_batch_size=True), "auto_find_batch_size changes its batches"),
     ):
-        assert hf_sizes.why_fixed(told).startswith(why)
+        assert hf_sizes.why_fixed(given).startswith(why)
 
 
 @pytest.mark.parametrize(

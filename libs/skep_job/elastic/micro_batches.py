@@ -1,8 +1,8 @@
 """Which numbers of ranks can make the same global batches out of the same micro-batches.
 
-A global batch is `ranks * accumulation` micro-batches of one size. Libraries that deal micro-batches
-out in turn (accelerate's BatchSamplerShard) have the same samples in every global batch, whoever
-of the ranks has which: so a number of ranks that divides that product keeps the global batch.
+A global batch is `ranks * accumulation` micro-batches of one size. Libraries that deal these out
+in turn (accelerate's BatchSamplerShard) have the same samples in every global batch, on whichever
+ranks. So a number of ranks that divides that product keeps the global batch.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Regrouping(Protocol):
         ...
 
     def take(self, round_: Round, seat: Seat, clock: Clock) -> tuple[dict[str, Any] | None, int]:
-        """Take this rank's part in the gang that is formed; return a newcomer's place, and bytes."""
+        """Take this rank's part in the new gang; return a newcomer's place, and bytes."""
         ...
 
     def back(self, seat: Seat) -> None:
