@@ -384,6 +384,7 @@ def moves(job: Job, expected: str, cells: dict[str, str]) -> None:
 def resizes(job: Job, expected: str, cells: dict[str, str]) -> None:
     """Change the size of a job while it trains, and compare its losses with those of one size."""
     refused = job.example.workers + 1
+    job.trains()
     try:
         job.ask("resize", "--workers", str(refused))
     except Failed as failed:

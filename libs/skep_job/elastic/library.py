@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from skep_job.elastic.gang import Gang
+from skep_job.elastic.gang import COPY_BYTES_PER_S_MIN, Gang
 from skep_job.elastic.parts import Clock, Rules, Seat
 from skep_job.observe.step_counter import Tally
 from skep_job.state import random_state, snapshot
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from skep_job.cooperate.library_run import Files, LibraryRun
     from skep_job.elastic.agreement import Plan, Round
     from skep_job.state.snapshot import Snapshot
-
-FILES_S = 600.0
-"""How long the files may take from rank to rank: tens of gigabytes."""
 
 
 class Regrouped(BaseException):
@@ -47,7 +44,7 @@ class LibraryGang:
         self._run = run
         self._tally: Tally | None = None
         self.gang = Gang(rules, self._tallied, _State(self))
-        self.gang.regroup = self.parts = _Parts(run)
+        self.gang.regroup = self.parts = _Parts(run, rules.patience_s)
         self.gang.tells_later = True
         self.place_of_newcomer: dict[str, Any] = {}
 
@@ -168,8 +165,9 @@ class _Parts:
 
     splits = False
 
-    def __init__(self, run: LibraryRun) -> None:
+    def __init__(self, run: LibraryRun, patience_s: float) -> None:
         self._run = run
+        self._patience_s = patience_s
         self._place: dict[str, Any] | None = None
         self._shared: dict[str, Any] | None = None
         """The place, once everybody has all files, until the run goes on from there."""
@@ -224,10 +222,13 @@ class _Parts:
 
             from skep_job.cooperate.library_run import of_all_ranks
 
-            group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=FILES_S))
-            given = [place]
+            # Whoever is gone is missed here, soon; the files may take longer.
+            group = _group(self._patience_s)
+            given = [place, sum(here.values())]
             distributed.broadcast_object_list(given, 0, group=group)
-            place, whole = given[0], of_all_ranks(before, group)
+            place, size = given
+            group = _group(self._patience_s + size / COPY_BYTES_PER_S_MIN)
+            whole = of_all_ranks(before, group)
         assert place is not None, "the first rank has no place: it always stays"
         self._files.found, self._shared = whole, place
         return place, sum(data.numel() for name, data in whole.items() if name not in here)
@@ -244,6 +245,17 @@ class _Follower:
 
     def rebuild(self, seat: Seat, *, first: bool) -> None:
         self._begin()
+
+
+def _group(wait_s: float) -> Any:
+    """Return a new process group of all ranks, for files.
+
+    Args:
+        wait_s: How long a rank waits for others in it (seconds).
+    """
+    from torch import distributed
+
+    return distributed.new_group(backend="gloo", timeout=timedelta(seconds=wait_s))
 
 
 def with_others(files: dict[str, Any]) -> dict[str, Any]:
