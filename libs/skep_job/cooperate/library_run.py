@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from skep_job.cooperate.run import Run, Under
-from skep_job.observe.reporter import complain
+from skep_job.elastic.rank_files import of_all_ranks, with_others
 from skep_job.state.random_state import State
 from skep_job.state.snapshot import host_bytes, is_released
 from skep_job.state.transfer import Broken
@@ -70,8 +69,6 @@ class Files:
             files = dict(_read(folder))
         if not self.of_a_gang:
             return files
-        from skep_job.elastic.library import with_others
-
         return with_others(files)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -298,35 +295,3 @@ def _write(found: Mapping[str, Any], size: int) -> Path:
         (folder / path).write_bytes(view)
         del view, alive
     return folder
-
-
-def of_all_ranks(found: dict[str, Any], group: Any = None) -> dict[str, Any]:
-    """Return the files of every rank: a library reads on each what it wrote on the first.
-
-    Args:
-        found: The files of this rank. Called by all ranks.
-        group: A process group of gloo's; None: one is made.
-    """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return found
-    if distributed.get_world_size() < 2:
-        return found
-    import torch
-
-    group = group or distributed.new_group(backend="gloo")
-    mine = {name: data.numel() for name, data in found.items()}
-    all_: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(all_, mine, group=group)
-    whole = dict(found)
-    for rank, sizes in enumerate(all_):
-        for name, size in sizes.items():
-            if all(name in each for each in all_) or any(name in each for each in all_[:rank]):
-                continue  # Everybody has it, or it has been sent.
-            data = found[name] if name in mine and rank == distributed.get_rank() else None
-            data = torch.empty(size, dtype=torch.uint8) if data is None else data
-            if size:
-                distributed.broadcast(data, rank, group=group)
-            whole.setdefault(name, data)
-    complain(f"the checkpoint is of {len(all_)} ranks, {len(whole)} files")
-    return whole

@@ -12,19 +12,18 @@ library believe that it is alone until it has a seat (`library_group`).
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from skep_job.elastic.gang import COPY_BYTES_PER_S_MIN, Gang
 from skep_job.elastic.parts import Clock, Rules, Seat
+from skep_job.elastic.rank_files import of_all_ranks
 from skep_job.observe.step_counter import Tally
 from skep_job.state import random_state, snapshot
 from skep_job.state.state_tree import decode
 
 if TYPE_CHECKING:
-    from skep_job.cooperate.library_run import Files, LibraryRun
     from skep_job.elastic.agreement import Plan, Round
     from skep_job.state.snapshot import Snapshot
 
@@ -36,10 +35,37 @@ class Regrouped(BaseException):
     """
 
 
+class Owner(Protocol):
+    """The run whose gang this is (`cooperate.library_run`)."""
+
+    files: Any
+    """The tracked thing: `found` has the bytes of files by their paths."""
+
+    @property
+    def tracked(self) -> dict[str, Any]: ...
+
+    @property
+    def done(self) -> int:
+        """The mini-batches so far."""
+        ...
+
+    def place(self) -> dict[str, Any]:
+        """Return where the training is."""
+        ...
+
+    def sums(self) -> dict[str, float]:
+        """Return the sums that were reported."""
+        ...
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Count on from the sums of another rank."""
+        ...
+
+
 class LibraryGang:
     """What a run asks of the gang that it is a rank of. For the training thread."""
 
-    def __init__(self, run: LibraryRun, rules: Rules) -> None:
+    def __init__(self, run: Owner, rules: Rules) -> None:
         """Not for scripts: `skep_job.cooperate.begin` makes it."""
         self._run = run
         self._tally: Tally | None = None
@@ -165,7 +191,7 @@ class _Parts:
 
     splits = False
 
-    def __init__(self, run: LibraryRun, patience_s: float) -> None:
+    def __init__(self, run: Owner, patience_s: float) -> None:
         self._run = run
         self._patience_s = patience_s
         self._place: dict[str, Any] | None = None
@@ -173,7 +199,7 @@ class _Parts:
         """The place, once everybody has all files, until the run goes on from there."""
 
     @property
-    def _files(self) -> Files:
+    def _files(self) -> Any:
         return self._run.files
 
     def offer(self, round_: Round, plan: Plan, rank: int, state: Snapshot) -> None:
@@ -220,8 +246,6 @@ class _Parts:
         if seat.world > 1:
             from torch import distributed
 
-            from skep_job.cooperate.library_run import of_all_ranks
-
             # Whoever is gone is missed here, soon; the files may take longer.
             group = _group(self._patience_s)
             given = [place, sum(here.values())]
@@ -256,27 +280,3 @@ def _group(wait_s: float) -> Any:
     from torch import distributed
 
     return distributed.new_group(backend="gloo", timeout=timedelta(seconds=wait_s))
-
-
-def with_others(files: dict[str, Any]) -> dict[str, Any]:
-    """Return the files of a rank; on the first one, those too that only others have.
-
-    Args:
-        files: What the library has written on this rank. Called by all ranks of the group.
-    """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return files
-    world = distributed.get_world_size()
-    if world < 2:
-        return files
-    first = distributed.get_rank() == 0
-    group = distributed.new_group(backend="gloo")
-    names: list[Any] = [None] * world
-    distributed.all_gather_object(names, sorted(files), group=group)
-    mine = {name: data for name, data in files.items() if name not in names[0]}
-    gathered: list[Any] | None = [None] * world if first else None
-    distributed.gather_object(mine, gathered, 0, group=group)
-    for each in gathered or []:
-        files = {**each, **files}
-    return files
