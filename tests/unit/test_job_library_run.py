@@ -135,7 +135,11 @@ def test_what_a_rank_has_written_stays_until_the_run_goes_on_from_it() -> None:
     run = LibraryRun()
     gang = LibraryGang(run, rules((1, 4), 100))
     run.files.model, run.files.training = nn.Linear(2, 2), True
-    run.files.save = lambda folder: (folder / "state").write_bytes(b"weights") and None
+
+    def save(folder: Path) -> None:
+        (folder / "state").write_bytes(b"weights")
+
+    run.files.save = save
     run.keep("of", Extra(lambda: "the first", lambda _: None))
     parts, seat = gang.parts, Seat(1, 0, 1)
 

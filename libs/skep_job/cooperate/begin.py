@@ -93,7 +93,7 @@ def begin_library(
             None: the size is fixed.
 
     Raises:
-        UsageError: The script made a run of its own.
+        UsageError: The script made a run of its own, or one whose size is fixed.
         TypeError: `checkpoint_every` is neither a number nor text.
         ValueError: `checkpoint_every` is no duration, `keep` is out of range, or `elastic` does not
             allow the size that the job has.
@@ -104,6 +104,9 @@ def begin_library(
     every_s = None if checkpoint_every is None else seconds(checkpoint_every)
     _check_keep(keep)
     if isinstance(_run, LibraryRun):
+        if elastic is not None and _run.active and _run.gang is None:
+            message = "elastic: a callback before this one is without it, and a process has one run"
+            raise UsageError(message)
         return _run  # A second training.
     if _run is not None:
         message = "the callback is of no use beside init(): the script drives its training itself"

@@ -88,7 +88,8 @@ def main() -> None:
     random.seed(0)
     torch.manual_seed(0)
     name, words = sys.argv[1], tokenizer()
-    common: dict[str, Any] = {"processing_class": words, "callbacks": [SkepCallback()]}
+    skep = SkepCallback(elastic=(1, 4)) if name == "sft_sizes" else SkepCallback()
+    common: dict[str, Any] = {"processing_class": words, "callbacks": [skep]}
     trainer: Any
     if name == "sft":
         data = Dataset.from_list([{"text": text()} for _ in range(240)])
@@ -102,7 +103,7 @@ def main() -> None:
             **options(max_length=32, gradient_accumulation_steps=2, num_train_epochs=8)
             | {"logging_steps": 1}
         )
-        common["callbacks"] = [SkepCallback(elastic=(1, 4)), Losses()]
+        common["callbacks"].append(Losses())
         trainer = trl.SFTTrainer(
             GPT2LMHeadModel(exact), args, train_dataset=Dataset.from_list(rows), **common
         )
