@@ -36,6 +36,8 @@ class Recorder:
         snapshot.load(run.tracked, self.begin.plain, self.begin.tensors)
         return place_of(self.begin.plain, self.begin.tensors)
 
+    def tell_can(self) -> None: ...
+
     def arrive(self, chance_: random_state.State) -> None:
         random_state.restore(chance_)
 

@@ -6,6 +6,8 @@
 
 The job can then be stored, moved and begun again, and goes on in the middle of its epoch: from the
 checkpoint that the Trainer itself writes where Skep asks for it, apart from those of the script.
+With `SkepCallback(elastic=(1, 4))` its number of ranks can be changed while it trains, with the
+same global batches: each rank then accumulates more micro-batches, or fewer (`hf_sizes`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from transformers.trainer_utils import has_length
 
 from skep_job.cooperate.begin import begin_library
 from skep_job.cooperate.library_run import LibraryRun
-from skep_job.cooperate.run import Extra
+from skep_job.cooperate.run import Extra, UsageError
+from skep_job.elastic.library import Regrouped
+from skep_job.elastic.micro_batches import accumulation
+from skep_job.hf_sizes import Made, backend_of, choose_random, offered, why_fixed
 
 LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 """What the Trainer's next report of the loss is made of, beside `_tr_loss`. Each version has some
@@ -41,15 +46,36 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
     folder = None
     """What scripts used as `output_dir`, when Skep's checkpoints were among their own."""
 
-    def __init__(self, checkpoint_every: float | str | None = None, keep: int = 2) -> None:
+    def __init__(
+        self,
+        checkpoint_every: float | str | None = None,
+        keep: int = 2,
+        *,
+        elastic: tuple[int, int] | None = None,
+        global_batch: int | None = None,
+    ) -> None:
         """Prepare; nothing is written before the Trainer trains.
 
         Args:
             checkpoint_every: The time between two checkpoints that are written without being asked
                 for: seconds, or text such as "10m". None: there are none.
             keep: How many checkpoints stay.
+            elastic: The smallest and the largest number of ranks of a job that may change its size
+                while it trains. None: the size is fixed, and `global_batch` has no effect.
+            global_batch: The samples of one step of the optimizer, all ranks together; the
+                accumulation follows from it. None: as the Trainer's arguments say for the ranks
+                that the first attempt begins with.
+
+        Raises:
+            UsageError: The script made a run of its own.
+            ValueError: An argument has no possible meaning, or `elastic` does not allow the size
+                that the job has.
         """
-        self._run: LibraryRun = begin_library(checkpoint_every, keep)
+        self._run: LibraryRun = begin_library(checkpoint_every, keep, elastic)
+        self._elastic = elastic if self._run.gang is not None else None
+        self._global_batch = global_batch
+        self._micro_batches = 0  # of a global batch
+        self._made: Made | None = None
         self._trainer: Any = None
         self._first = True  # step of an epoch
         self._pass = {"epoch": -1, "began": 0}
@@ -88,6 +114,7 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         first, self._first = self._first, False
         if self._trainer is None:
             return
+        self._run.look()
         if not first:
             self._run.forget()
         # Where every epoch is one step there is no other place; a stream's epochs are not counted.
@@ -116,8 +143,96 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         self._run.keep("hf.logged", Extra(self._logged, lambda _: None))
         self._run.keep("hf.pass", Extra(lambda: dict(self._pass), lambda _: None))
         self._find_pass(trainer)
+        if self._elastic is not None:
+            return self._begin_elastic(trainer, self._elastic)
         folder = self._run.begin(self._save, trainer.model)
         return str(folder) if folder is not None else None
+
+    def again(self) -> str:
+        """Begin the training anew, in another gang; return the checkpoint to go on from."""
+        return str(self._fit(self._run.again(), renew=True))
+
+    def _begin_elastic(self, trainer: Any, elastic: tuple[int, int]) -> str | None:
+        """Begin a training whose size may change.
+
+        Raises:
+            UsageError: Its size cannot be changed, or not to the one that it has.
+        """
+        gang = self._run.gang
+        assert gang is not None
+        why = why_fixed(trainer)
+        if why:
+            message = f"elastic={elastic}: {why}; leave out `elastic`"
+            raise UsageError(message)
+        self._made = Made(trainer)
+        self._run.keep("hf.micro_batches", Extra(lambda: self._micro_batches, lambda _: None))
+        joins = gang.joins()
+        if not joins:
+            ranks = gang.world()
+            if trainer.args.world_size != ranks:
+                message = f"the Trainer has {trainer.args.world_size} ranks, and the job {ranks}"
+                raise UsageError(message)
+            self._micro_batches = ranks * trainer.args.gradient_accumulation_steps
+            if self._global_batch is not None:
+                self._micro_batches = self._divided(self._global_batch)
+            self._offer(ranks)
+        folder = self._run.begin(self._save, trainer.model)
+        if folder is not None or not joins:
+            self._micro_batches = self._run.taken("hf.micro_batches") or self._micro_batches
+            self._fit(folder, renew=joins)
+        return str(folder) if folder is not None else None
+
+    def _divided(self, samples: int) -> int:
+        """Return the micro-batches of a global batch.
+
+        Raises:
+            UsageError: It is not a whole number of micro-batches.
+        """
+        each = int(self._trainer.args.per_device_train_batch_size)
+        if samples < each or samples % each:
+            message = (
+                f"global_batch={samples}: expected a multiple of per_device_train_batch_size={each}"
+            )
+            raise UsageError(message)
+        return samples // each
+
+    def _offer(self, ranks: int) -> None:
+        """Say which sizes the job can have.
+
+        Args:
+            ranks: A number of ranks that it has, or had.
+
+        Raises:
+            UsageError: These ranks cannot share a global batch.
+        """
+        assert self._elastic is not None
+        try:
+            sizes = offered(self._trainer, self._micro_batches, *self._elastic, ranks)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        self._run.offer(sizes, backend_of(self._trainer))
+
+    def _fit(self, folder: Path | None, *, renew: bool) -> Path | None:
+        """Have the Trainer make the same global batches with the ranks that there are.
+
+        Args:
+            folder: The checkpoint to go on from; changed.
+            renew: Whether the process group is another one than the Trainer knows.
+
+        Raises:
+            UsageError: The ranks cannot share a global batch.
+        """
+        gang, trainer = self._run.gang, self._trainer
+        assert gang is not None
+        assert self._made is not None
+        seat = gang.gang.seat
+        self._offer(seat.world)
+        if renew:
+            self._made.renew(seat)
+        trainer.args.gradient_accumulation_steps = accumulation(self._micro_batches, seat.world)
+        if folder is not None:
+            choose_random(folder, seat.rank, seat.world)
+        return folder
 
     def _find_pass(self, trainer: Any) -> None:
         """Have a Trainer go on in the pass over the data that it was in.
@@ -144,7 +259,11 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         own = {
             name: getattr(self._trainer, name) for name in LOGGED if hasattr(self._trainer, name)
         }
-        return {"_tr_loss": float(getattr(self._trainer, "_tr_loss", 0.0)), **own}
+        loss: Any = getattr(self._trainer, "_tr_loss", 0.0)
+        if self._elastic is not None and hasattr(self._trainer, "_tr_loss"):
+            # What each rank has summed up; the ranks may be others.
+            loss = self._trainer.accelerator.gather(loss.reshape(1)).mean()
+        return {"_tr_loss": float(loss), **own}
 
     def _save(self, folder: Path) -> None:
         trainer = self._trainer
@@ -207,10 +326,18 @@ def _hook() -> None:
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *words: Any, **options: Any) -> Any:
+        skep: SkepCallback | None = None
         for each in self.callback_handler.callbacks:
             if isinstance(each, SkepCallback):
+                skep = each
                 resume_from_checkpoint = each.begin(self) or resume_from_checkpoint
-        return original(self, resume_from_checkpoint, *words, **options)
+        while True:
+            try:
+                return original(self, resume_from_checkpoint, *words, **options)
+            except Regrouped:
+                assert skep is not None, "another's gang was changed"
+            # Only here: the loop that was left is let go of, and what it had wrapped.
+            resume_from_checkpoint = skep.again()
 
     Trainer.train = train
 

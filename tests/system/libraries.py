@@ -6,13 +6,16 @@ FOLDER` with clones of their repositories, or from the library that has them. Ea
 is outside Skep, and then as jobs of a live cluster of two nodes: one is suspended, suspended with
 its state moved away, stored and resized, one is moved to the other node, and one is stored and
 killed. A cell is `yes` only if the change was done and the weights are those of the run outside, to
-the bit. Prints a JSON object for each script, and a table. With `TRAIN_ON=cuda` in the environment,
-and one GPU, the scripts that know it train there, on two nodes that share it.
+the bit. Scripts whose size can change are resized in a job of their own, several times, and its
+losses are compared (`library_sizes`). Prints a JSON object for each script, and a table. With
+`TRAIN_ON=cuda` in the environment, and one GPU, the scripts that know it train there, on two nodes
+that share it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.embedded import SKEP, Embedded, until
+from tests.system.library_sizes import BOUND, difference, losses
 from tests.system.library_table import CELLS, Row, key_of, merged, table
 
 HERE = Path(__file__).parent
@@ -34,6 +38,7 @@ DEADLINE_S = 300.0
 EARLY = 4
 """Mini-batches after which a change is asked for: within the first epoch of every script."""
 OBSERVED = "no line of Skep's"
+NOT_OFFERED = "size-not-offered"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 HAS = """
 import importlib.metadata, json, sys
@@ -61,6 +66,9 @@ class Example(NamedTuple):
     env: dict[str, str] = {}  # noqa: RUF012  nothing is added to it
     line: bool = True
     """Whether it has the line of Skep's."""
+    sizes: tuple[int, ...] = ()
+    """The numbers of workers that it is given one after the other, if it can be resized: it prints
+    its losses (`library_jobs/losses.py`)."""
     third: bool = False
     """Whether it is a script of others, as they have it: below `--third`, or in a package."""
     edit: tuple[str, str] | None = None
@@ -177,7 +185,13 @@ EXAMPLES = (
     _of(**HF, name="t5", counted=120),
     _of(**HF, name="vit", counted=120),
     _of(**HF, name="bert_ranks", counted=120, workers=2)._replace(name="bert, 2 ranks"),
+    _of(**HF, name="bert_sizes", counted=120, workers=2, sizes=(1, 2))._replace(
+        name="bert, 2 ranks, elastic"
+    ),
     _of(**TRL, name="sft", counted=120),
+    _of(**TRL, name="sft_sizes", counted=120, workers=2, sizes=(4, 1, 2))._replace(
+        name="sft, 2 ranks, elastic"
+    ),
     _of(**{**TRL, "library": "peft"}, name="lora", counted=120),
     _of(**TRL, name="dpo", counted=120),
     _of(**TRL, name="reward", counted=120),
@@ -219,6 +233,7 @@ class Job:
             "command": [python, *example.argv()],
             "resources": {"workers": example.workers, "gpus": 1},
             "limits": {"retries": 1},
+            **({"elastic": {"min": 1, "max": 4}} if example.sizes else {}),
             "env": environment(example, python) | {"SLOW_FILE": str(self.slow)},
         }
         file = self.slow.with_name("job.json")
@@ -313,7 +328,7 @@ def train_on() -> dict[str, str]:
 
 
 def outside(example: Example, python: str) -> str:
-    """Run a script outside Skep, each rank as a process; return its result."""
+    """Run a script outside Skep, each rank as a process; return what its first rank printed."""
     libs = str(HERE.parent.parent / "libs")
     own = {k: v for k, v in os.environ.items() if not k.startswith("SKEP_")}
     given = environment(example, python)
@@ -336,7 +351,7 @@ def outside(example: Example, python: str) -> str:
     said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise Failed(f"it fails outside Skep: {said[0][1][-400:]}")
-    return result(said[0][0])
+    return said[0][0]
 
 
 def stands(job: Job, expected: str, cells: dict[str, str]) -> None:
@@ -352,7 +367,9 @@ def stands(job: Job, expected: str, cells: dict[str, str]) -> None:
     attempt(cells, "release", lambda: suspend("--release"))
     job.trains()
     attempt(cells, "checkpoint", lambda: job.ask("checkpoint"))
-    attempt(cells, "resize", lambda: job.ask("resize", "--workers", str(job.example.workers + 1)))
+    if not job.example.sizes:
+        more = str(job.example.workers + 1)
+        attempt(cells, "resize", lambda: job.ask("resize", "--workers", more))
     if job.finish() != expected:
         for name in ("suspend", "release", "checkpoint"):
             if cells[name] == "yes":
@@ -371,6 +388,31 @@ def moves(job: Job, expected: str, cells: dict[str, str]) -> None:
     came_to = job.finish()
     if cells["migrate"] == "yes" and came_to != expected:
         cells["migrate"] = "no: other bits"
+
+
+def resizes(job: Job, expected: str, cells: dict[str, str]) -> None:
+    """Change the size of a job while it trains, and compare its losses with those of one size."""
+    refused = job.example.workers + 1
+    job.trains()
+    try:
+        job.ask("resize", "--workers", str(refused))
+    except Failed as failed:
+        if "ask for" not in str(failed) and NOT_OFFERED not in str(failed):
+            raise
+    else:
+        reason = f"it was given {refused} workers, which do not divide its global batch"
+        raise Failed(reason)
+    for size in job.example.sizes:
+        job.trains()
+        attempt(cells, "resize", functools.partial(job.ask, "resize", "--workers", str(size)))
+        if cells["resize"] != "yes":
+            return
+    job.trains()
+    job.finish()
+    apart = difference(losses(expected), losses(job.log()))
+    cells["loss_difference"] = f"{apart:.2g}"
+    if apart > BOUND:
+        cells["resize"] = f"no: losses differ by {apart:.2g} of them"
 
 
 def recovers(job: Job, expected: str, cells: dict[str, str]) -> None:
@@ -441,14 +483,18 @@ def play(cluster: Embedded, base: Path, example: Example, python: str) -> dict[s
     cells = dict.fromkeys(CELLS, "no: not tried")
     began = time.monotonic()
     try:
-        expected = outside(example, python)
+        printed_outside = outside(example, python)
     except Failed as failed:
         return {"script": example.name, "library": example.library, "error": str(failed)}
-    for part, of in ((stands, "stands"), (moves, "migrate"), (recovers, "recover")):
+    expected = result(printed_outside)
+    parts = [(stands, "stands"), (moves, "migrate"), (recovers, "recover")]
+    if example.sizes:
+        parts.append((resizes, "resize"))
+    for part, of in parts:
         job = Job(cluster, base, example, python)
         try:
-            part(job, expected, cells)
-        except (Failed, TimeoutError) as failed:
+            part(job, printed_outside if part is resizes else expected, cells)
+        except (Failed, TimeoutError, ValueError) as failed:
             cells.setdefault("error", f"{of}: {failed}")
         finally:
             if job.row["state"] not in {"succeeded", "failed", "cancelled"}:

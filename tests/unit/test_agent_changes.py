@@ -57,6 +57,15 @@ def test_what_all_ranks_can_do_is_told_once_all_have_said_so() -> None:
     ]
 
 
+def test_sizes_are_those_that_every_rank_can_be_one_of() -> None:
+    decide = running(can=None)
+    decide(said(talk.Can, 0, can=("resize",), sizes=(1, 2, 4)))
+    (fact,) = facts_of(decide(said(talk.Can, 1, can=("resize",), sizes=(1, 2, 3))))
+    assert fact.known.sizes == (1, 2)
+    (fact,) = facts_of(decide(said(talk.Can, 1, can=("resize",))))
+    assert fact.known.sizes == (1, 2, 4), "one that names none can be one of any"
+
+
 @pytest.mark.parametrize("greets, tier", [(False, Tier.OPAQUE), (True, Tier.OBSERVED)])
 def test_a_job_that_says_nothing_is_opaque_after_a_while(greets: bool, tier: Tier) -> None:
     decide = running(can=None)

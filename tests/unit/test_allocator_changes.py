@@ -51,10 +51,11 @@ def ask(number: int, wish: Ask) -> Facts:
     return Facts(service="admission", at=T0, facts=(fact,))
 
 
-def known(job: str, node: str = "node-1", can: tuple[str, ...] = EVERYTHING) -> MemberKnown:
-    return MemberKnown(
-        node=node, identity=f"id-{node}", job=job, attempt=1, can=can, at=T0, tier=Tier.OBSERVED
-    )
+def known(
+    job: str, node: str = "node-1", can: tuple[str, ...] = EVERYTHING, **more: Any
+) -> MemberKnown:
+    given = {"attempt": 1, "at": T0, "tier": Tier.OBSERVED, **more}
+    return MemberKnown(node=node, identity=f"id-{node}", job=job, can=can, **given)
 
 
 def changed(command: ChangeJob, manner: Manner = Manner.BOUNDARY, **more: Any) -> MemberChanged:

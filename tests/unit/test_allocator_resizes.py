@@ -9,8 +9,9 @@ import pytest
 from skep.ids import AttemptId
 from skep.ledger.job_state import State
 from skep.machines.allocator import AllocatorMachine
+from skep.machines.allocator.changes import resizing
 from skep.machines.base import Effect, Restarted, Send, Tick
-from skep.wire.changes import AskMigrate, AskResize, AskSuspend, Goal, Result
+from skep.wire.changes import AskMigrate, AskOver, AskResize, AskSuspend, Goal, Result
 from skep.wire.commands import BindJob, ChangeJob, RankPlan, Resize
 from skep.wire.facts import JobBound, JobEnded, JobPromoted, JobRequeued, JobStopping
 from skep.wire.node import Manner, Outcome
@@ -50,6 +51,22 @@ def held(decide: Driver[AllocatorMachine]) -> tuple[int, ...]:
     hold = machine.state.cells.holds[AttemptId(f"j1.{machine.state.jobs['j1'].attempt}")]
     assert hold.gpus == len(devices)
     return devices
+
+
+def test_a_size_that_the_job_does_not_offer_is_refused_before_anything_is_told() -> None:
+    decide = elastic(workers=2, elastic=Elastic(min=1, max=4))
+    decide(known("j1", can=CAN, sizes=(1, 2, 4)))
+    effects = resize(decide, 3)
+    (refused,) = [each for each in of(effects, AskOver) if each.number == 2]
+    assert (refused.result, refused.why) == (Result.REFUSED, Reason.SIZE_NOT_OFFERED)
+    assert refused.detail == "3 workers; ask for 1, 2 or 4"
+    assert (told(effects), of(effects, GangWidened)) == ([], [])
+    assert told(resize(decide, 4, 3)), "one that it offers is tried"
+
+
+def test_many_sizes_are_named_in_part() -> None:
+    assert resizing.one_of((3,)) == "3"
+    assert resizing.one_of(tuple(range(1, 15))).endswith("11, 12 or one of 2 more")
 
 
 def test_a_gang_grows_and_shrinks() -> None:

@@ -45,6 +45,12 @@ def test_unknown_speeds_are_in_proportion_up_to_twice_the_largest_known_size() -
     assert known_speeds(job("j1", 3)) == {3: 1.0}
 
 
+def test_only_sizes_that_a_job_offers_are_chosen() -> None:
+    some = replace(elastic("j1", on=2, ran=5000, since=5000), sizes=(1, 2, 4))
+    assert list(known_speeds(some)) == [1, 2, 4]
+    assert plan("pollux", view([some], size=8, nodes=1, now=ROUND)) == "j1=4"
+
+
 # --- Pollux ---------------------------------------------------------------------------------------
 
 

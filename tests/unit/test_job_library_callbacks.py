@@ -29,7 +29,7 @@ def callback(name: str, run: LibraryRun) -> Any:
     """Return a new callback of a library, which drives `run`."""
     module: Any = importlib.import_module(f"skep_job.{name}")
     before = module.begin_library
-    module.begin_library = lambda _every, _keep: run
+    module.begin_library = lambda *_: run
     try:
         return module.SkepCallback()
     finally:
@@ -134,6 +134,71 @@ def test_transformers(tmp_path: Path, accumulate: int, stream: bool) -> None:
         see([each.tolist() for each in model.state_dict().values()])
 
     assert len(check(train, make=LibraryRun)) == 2 * ROWS // 2 // accumulate // 3 + 1
+
+
+def test_a_trainer_says_which_sizes_keep_its_global_batches(tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        needs.skip("transformers is not installed")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import Trainer, TrainingArguments
+
+    from skep_job import hf_sizes
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.net(x) - labels).square().mean()}
+
+    def trainer(kind: Any = Trainer, data: Any = None, **more: Any) -> Any:
+        given = {"per_device_train_batch_size": 2, "use_cpu": True, "report_to": []} | more
+        args = TrainingArguments(output_dir=str(tmp_path), **given)
+        return kind(Model(), args, train_dataset=data or list(Stream())[:13])
+
+    class Own(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return super().get_train_dataloader()
+
+    usual = trainer()
+    assert hf_sizes.why_fixed(usual) == ""
+    assert hf_sizes.offered(usual, 6, 1, 4, 2) == (1, 2, 3)
+    # 4 ranks would drop 2 of the 6 micro-batches of a pass, and with them its second step.
+    assert hf_sizes.offered(trainer(dataloader_drop_last=True), 4, 1, 4, 2) == (1, 2)
+    seeds = {"use_seedable_sampler": False}
+    for given, why in (
+        (trainer(data=Stream(), max_steps=3), "a stream cannot be divided"),
+        (trainer(Own), "Own deals out its data by its own get_train_dataloader"),
+        (trainer(accelerator_config={"split_batches": True}), "accelerate divides its batches"),
+        (trainer(accelerator_config=seeds), "use_seedable_sampler is off"),
+        (trainer(auto_find_batch_size=True), "auto_find_batch_size changes its batches"),
+    ):
+        assert hf_sizes.why_fixed(given).startswith(why)
+
+
+@pytest.mark.parametrize(
+    "written, rank, world, expected",
+    [
+        (["rng_state.pth"], 1, 2, "rng_state_1.pth"),
+        (["rng_state_0.pth", "rng_state_1.pth"], 0, 1, "rng_state.pth"),
+        (["rng_state_0.pth", "rng_state_1.pth"], 3, 4, "rng_state_3.pth"),
+        ([], 0, 1, None),
+    ],
+)
+def test_random_generators_are_found_by_rank(
+    tmp_path: Path, written: list[str], rank: int, world: int, expected: str | None
+) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        needs.skip("transformers is not installed")
+    from skep_job import hf_sizes
+
+    for name in written:
+        (tmp_path / name).write_text(name)
+    hf_sizes.choose_random(tmp_path, rank, world)
+    assert [each.name for each in tmp_path.iterdir()] == [expected] * bool(expected)
+    if expected:
+        assert (tmp_path / expected).read_text() == written[rank % len(written)]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

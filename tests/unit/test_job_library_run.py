@@ -16,6 +16,9 @@ from skep_job.cooperate.begin import begin_library
 from skep_job.cooperate.library_run import FILES_MAX, Files, LibraryRun, _read, _write
 from skep_job.cooperate.run import Extra, Run, UsageError
 from skep_job.data.loader_place import LoaderPlace, placeable
+from skep_job.elastic.library import LibraryGang, _State
+from skep_job.elastic.parts import Clock, Seat, rules
+from skep_job.state import snapshot
 from skep_job.state.transfer import Broken
 from tests.run_kit import check
 
@@ -126,6 +129,35 @@ def test_what_is_not_stored_is_refused(tmp_path: Path) -> None:
         (tmp_path / str(number)).touch()
     with pytest.raises(Broken, match=f"has {FILES_MAX + 1} files, at most are {FILES_MAX}"):
         dict(_read(tmp_path))
+
+
+def test_what_a_rank_has_written_stays_until_the_run_goes_on_from_it() -> None:
+    run = LibraryRun()
+    gang = LibraryGang(run, rules((1, 4), 100))
+    run.files.model, run.files.training = nn.Linear(2, 2), True
+
+    def save(folder: Path) -> None:
+        (folder / "state").write_bytes(b"weights")
+
+    run.files.save = save
+    run.keep("of", Extra(lambda: "the first", lambda _: None))
+    parts, seat = gang.parts, Seat(1, 0, 1)
+
+    def offer() -> None:
+        state = snapshot.take(run.tracked, _State(gang).place())
+        parts.offer(None, None, 0, state)  # type: ignore[arg-type]
+
+    offer()
+    parts.close()  # The change was refused: the loop goes on, and needs nothing.
+    assert run.files.found is None
+    offer()
+    assert parts.take(None, seat, Clock()) == (None, 0)  # type: ignore[arg-type]
+    parts.close()
+    run.gang = gang
+    folder = run.again()
+    assert (folder / "state").read_bytes() == b"weights"
+    assert run.taken("of") == "the first"
+    run.forget()
 
 
 def test_a_second_training_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:

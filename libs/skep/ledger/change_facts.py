@@ -50,6 +50,7 @@ def apply(state: ClusterState, fact: ChangeFact) -> None:
             job.successor.learned = {**job.successor.learned, fact.node: fact}
         case MemberLearned():
             job.learned = {**job.learned, fact.node: fact}
+            job.sizes = fact.sizes
             if job.known:
                 job.gives_back = "release" in job.can or "checkpoint" in job.can
         case JobChanging():

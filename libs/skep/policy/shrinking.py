@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from skep.policy.plan import Action, Plan, Preempt, Resize
-from skep.policy.sizes import gpus_per_worker, resizable
+from skep.policy.sizes import gpus_per_worker, offers, resizable
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
@@ -55,8 +55,11 @@ def _shrinks(victims: Sequence[JobView], lacks: dict[str, int]) -> list[Action]:
         assert job.spec.elastic is not None, job
         each = gpus_per_worker(job)
         lack = lacks.get(job.pin, 0)
-        gives = min(job.workers - job.spec.elastic.min, -(-lack // each))
-        if gives > 0:
+        most = job.workers - job.spec.elastic.min
+        gives = min(most, -(-lack // each))
+        while 0 < gives < most and not offers(job, job.workers - gives):
+            gives += 1
+        if gives > 0 and offers(job, job.workers - gives):
             lacks[job.pin] = lack - gives * each
             found.append(Resize(job.job, Reason.BY_DEADLINE, job.workers - gives))
     return found

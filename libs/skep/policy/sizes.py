@@ -30,6 +30,11 @@ def resizable(job: JobView) -> bool:
     return job.phase is Phase.RUNNING and alone and together and "resize" in job.can
 
 
+def offers(job: JobView, workers: int) -> bool:
+    """Return whether a job can have a number of workers, by what its ranks have said."""
+    return not job.sizes or workers == job.workers or workers in job.sizes
+
+
 def changeable(job: JobView) -> bool:
     """Return whether the size of a job can be changed, and its speed is known.
 
@@ -61,11 +66,13 @@ def known_speeds(job: JobView) -> dict[int, float]:
 
     Args:
         job: If it is not elastic, or is suspended, it has only the workers that it asks for.
+            One that has said which sizes it can have has these only.
     """
     elastic = job.spec.elastic
     if elastic is None or job.phase is Phase.AWAY:
         return {job.workers: 1.0}
-    return dict(_speeds(job.rates, elastic.min, elastic.max))
+    speeds = dict(_speeds(job.rates, elastic.min, elastic.max))
+    return {each: rate for each, rate in speeds.items() if offers(job, each)} or speeds
 
 
 @lru_cache(maxsize=4096)

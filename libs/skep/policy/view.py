@@ -98,6 +98,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     alone."""
     can: tuple[str, ...] = ()
     """What can be done to it while it runs: suspend, release, checkpoint, migrate, resize."""
+    sizes: tuple[int, ...] = ()
+    """The numbers of workers that it can have, as it says; none: each that its spec allows."""
     steps: int = 0
     """Mini-batches done at `steps_at`; 0 also if unknown."""
     steps_at: Instant = Instant(0)

@@ -109,6 +109,8 @@ Words = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]
 Scalar = Short | Integer | Number | bool
 """What a parameter of a search may be."""
 Abilities = Annotated[tuple[Short, ...], Meta(max_length=NAMES_MAX)]
+Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=RANKS_MAX)], ...], Meta(max_length=NAMES_MAX)]
+"""Numbers of ranks that a job can have."""
 Devices = Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)]
 Values = Annotated[dict[Short, Number], Meta(max_length=NAMES_MAX)]
 

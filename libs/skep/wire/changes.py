@@ -313,7 +313,10 @@ class JobPrioritised(ChangeMessage, frozen=True, tag="job-prioritised"):
 
 
 class MemberLearned(ChangeMessage, frozen=True, tag="member-learned"):
-    """What Skep can do with one node's part of an attempt, and where that goes on from."""
+    """What Skep can do with one node's part of an attempt, and where that goes on from.
+
+    `sizes` are the numbers of workers that the job can have; none: each that its spec allows.
+    """
 
     job: str
     attempt: int
@@ -321,6 +324,7 @@ class MemberLearned(ChangeMessage, frozen=True, tag="member-learned"):
     tier: Tier
     can: tuple[str, ...]
     resumed: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 class JobChanging(ChangeMessage, frozen=True, tag="job-changing"):

@@ -25,6 +25,7 @@ from skep.wire.bounds import (
     Port,
     Rank,
     Short,
+    Sizes,
     Status,
     Text,
     Token,
@@ -166,6 +167,7 @@ class MemberKnown(Message, frozen=True, tag="member-known"):
 
     suspend, release, checkpoint, migrate, resize, rebind (resume on other devices of the node).
     `resumed` says where the attempt goes on from, if it looked for a checkpoint of a library's own.
+    `sizes` are the numbers of ranks that it can have; none: each that its spec allows.
     """
 
     node: Token
@@ -177,6 +179,7 @@ class MemberKnown(Message, frozen=True, tag="member-known"):
     at: Moment
     trace: Short = ""
     resumed: Short = ""
+    sizes: Sizes = ()
 
 
 class Door(Message, frozen=True):

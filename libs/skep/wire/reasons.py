@@ -184,6 +184,7 @@ class Reason(StrEnum):
     OVERTAKEN = "overtaken"
     NO_ROOM = "no-room"
     ONE_NODE_ONLY = "one-node-only"
+    SIZE_NOT_OFFERED = "size-not-offered"
     REQUESTED = "requested"
     SUSPENDED = "suspended"
     WAITS_FOR_ITS_GPUS = "waits-for-its-gpus"
@@ -570,6 +571,9 @@ TEXT: dict[Reason, str] = {
     Reason.OVERTAKEN: "a later request, or the end of the attempt, came first",
     Reason.NO_ROOM: "no GPUs are free now that would hold it",
     Reason.ONE_NODE_ONLY: "only a gang whose ranks are all on one node can change its size",
+    Reason.SIZE_NOT_OFFERED: (
+        "the job cannot keep its global batch with so many workers: they must divide it equally"
+    ),
     Reason.REQUESTED: "its tenant asked for it",
     Reason.SUSPENDED: "it was asked to stand still until `skep resume`",
     Reason.WAITS_FOR_ITS_GPUS: "it is suspended, and goes on once GPUs it can go on with are idle",

@@ -28,6 +28,7 @@ from skep.wire.bounds import (
     ProcessBytes,
     Rank,
     Short,
+    Sizes,
     Text,
     Values,
     World,
@@ -113,11 +114,13 @@ class Can(Speech, frozen=True, tag="can"):
     """What the rank can do, once known and whenever it changes.
 
     `resumed` says which checkpoint of an earlier attempt it goes on from, if it looked for one.
+    `sizes` are the numbers of ranks that it can have, if it cannot have each that its spec allows.
     """
 
     tier: Short = "observed"
     can: Abilities = ()
     resumed: Short = ""
+    sizes: Sizes = ()
 
 
 class Idle(Speech, frozen=True, tag="idle"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from skep_job.elastic.parts import Rules as GangRules
 
 KEEP_MAX = 1_000
+UNCOUNTED = sys.maxsize
+"""The samples of a global batch where a library counts them."""
 AUTO = "auto"
 """The word for a time that Skep chooses."""
 
@@ -78,17 +81,22 @@ def begin(
     return run
 
 
-def begin_library(checkpoint_every: float | str | None, keep: int) -> LibraryRun:
+def begin_library(
+    checkpoint_every: float | str | None, keep: int, elastic: tuple[int, int] | None = None
+) -> LibraryRun:
     """Return the run of this process for a library's callback, which drives it.
 
     Args:
         checkpoint_every: As for `begin`.
         keep: As for `begin`.
+        elastic: The smallest and the largest number of ranks of a job that may change its size;
+            None: the size is fixed.
 
     Raises:
-        UsageError: The script made a run of its own.
+        UsageError: The script made a run of its own, or one whose size is fixed.
         TypeError: `checkpoint_every` is neither a number nor text.
-        ValueError: `checkpoint_every` is no duration, or `keep` is out of range.
+        ValueError: `checkpoint_every` is no duration, `keep` is out of range, or `elastic` does not
+            allow the size that the job has.
     """
     global _run  # noqa: PLW0603  a process has one run
     from skep_job.cooperate.library_run import LibraryRun
@@ -96,11 +104,22 @@ def begin_library(checkpoint_every: float | str | None, keep: int) -> LibraryRun
     every_s = None if checkpoint_every is None else seconds(checkpoint_every)
     _check_keep(keep)
     if isinstance(_run, LibraryRun):
+        if elastic is not None and _run.active and _run.gang is None:
+            message = "elastic: a callback before this one is without it, and a process has one run"
+            raise UsageError(message)
         return _run  # A second training.
     if _run is not None:
         message = "the callback is of no use beside init(): the script drives its training itself"
         raise UsageError(message)
-    run = _run = LibraryRun(_under_agent(every_s, keep, _nothing))
+    if elastic is None:
+        run = _run = LibraryRun(_under_agent(every_s, keep, _nothing))
+        return run
+    from skep_job.elastic.library import LibraryGang
+    from skep_job.elastic.parts import rules
+
+    run = _run = LibraryRun()
+    gang = LibraryGang(run, rules(elastic, UNCOUNTED))
+    run.join(gang, _under_agent(every_s, keep, _nothing, gang))
     return run
 
 

@@ -85,6 +85,14 @@ class Elastic(Protocol):
         """Return whether this rank is the one that writes checkpoints."""
         ...
 
+    def attends(self) -> bool:
+        """Return whether all ranks take part in what the one that writes reads."""
+        ...
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes that the gang can have; none: all that its rules allow."""
+        ...
+
     def world(self) -> int:
         """Return how many ranks the gang has now."""
         ...
@@ -129,7 +137,7 @@ class Cooperation:
         self._split = False
         """Whether this rank has a part of the state."""
         self._later = Later()
-        self._able: list[str] | None = None  # What it said last that it can do.
+        self._said: dict[str, list[Any]] = {}
         every = options.replicas_every
         self._replicas = Replicas(
             options.memory,
@@ -161,7 +169,7 @@ class Cooperation:
             self._check_versions()
             learn(_parameters(run.tracked))
         self._meet()
-        self._say_can(run)
+        self.tell_can()
         recording.record()
         self._catch_sigterm()
         place: dict[str, Any] | None
@@ -176,6 +184,15 @@ class Cooperation:
         if self._options.every_s is not None:
             self._next_at = time.monotonic() + self._options.every_s
         return place
+
+    def tell_can(self) -> None:
+        """Tell the agent what the job can do, and which sizes it can have, if that is news."""
+        assert self._run is not None
+        sizes = () if self._elastic is None else self._elastic.sizes()
+        said = {"can": self._can(self._run)} | ({"sizes": list(sizes)} if sizes else {})
+        if said != self._said:
+            self._said = said
+            self._control.say("can", tier="cooperative", **said)
 
     def arrive(self, state: random_state.State) -> None:
         random_state.restore(state)
@@ -381,6 +398,8 @@ class Cooperation:
         self._later.settle()
         checkpoints = self._may_save(folder)
         if self._elastic is not None and not self._elastic.writes():
+            if self._elastic.attends():
+                self._snapshot()
             return checkpoints.folder, 0
         state = self._snapshot()
         self._require_memory(state)
@@ -417,7 +436,7 @@ class Cooperation:
         self._together.begin()
         self._meet()
         if self._run is not None:
-            self._say_can(self._run)  # One that has grown may have copies from here on.
+            self.tell_can()  # One that has grown may have copies from here on.
 
     def _meet(self) -> None:
         """Find out which nodes can keep copies of the state; on all ranks alike."""
@@ -644,13 +663,6 @@ class Cooperation:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _say_can(self, run: Run) -> None:
-        """Say what this rank can do, if that is news."""
-        able = self._can(run)
-        if able != self._able:
-            self._able = able
-            self._control.say("can", tier="cooperative", can=able)
-
     def _can(self, run: Run) -> list[str]:
         if self._elastic is None and "torch" in sys.modules and not (run.tracked or run.state):
             complain("nothing is tracked, so the job is neither stored nor moved: see run.track()")
@@ -660,7 +672,8 @@ class Cooperation:
             able.append("copies")
         if self._settings.parts > 1:  # Where each would have to listen, nobody could be told.
             return able
-        return [*able, "migrate"] if self._elastic is None else [*able, "migrate", "resize"]
+        fixed = self._elastic is None or len(self._elastic.sizes()) == 1
+        return [*able, "migrate"] if fixed else [*able, "migrate", "resize"]
 
     def _arrived(self) -> dict[str, Any] | None:
         """Return the place of a successor that has its state, and has not trained yet."""

@@ -14,17 +14,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skep_job.cooperate.run import Run, Under
-from skep_job.observe.reporter import complain
+from skep_job.elastic.rank_files import of_all_ranks, with_others
 from skep_job.state.random_state import State
 from skep_job.state.snapshot import host_bytes, is_released
 from skep_job.state.transfer import Broken
+
+if TYPE_CHECKING:
+    from skep_job.elastic.library import LibraryGang
 
 Save = Callable[[Path], None]
 """Has the library write its checkpoint into an empty folder. Called on every rank alike."""
@@ -45,6 +47,8 @@ class Files:
         self.found: dict[str, Any] | None = None
         """The bytes of files by their paths, as an earlier process left them."""
         self.training = False
+        self.of_a_gang = False
+        """Whether the first rank has the files of all ranks: the next ranks may be others."""
 
     def state_dict(self) -> dict[str, Any]:
         """Have the library write, and return the bytes of each file by its path.
@@ -62,7 +66,10 @@ class Files:
             raise Broken(reason)
         with _folder(_size(self.model)) as folder:
             self.save(folder)
-            return dict(_read(folder))
+            files = dict(_read(folder))
+        if not self.of_a_gang:
+            return files
+        return with_others(files)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the bytes of files until the library asks for them."""
@@ -75,11 +82,27 @@ class LibraryRun(Run):
     def __init__(self, under: Under | None = None) -> None:
         """Not for scripts: `skep_job.cooperate.begin` makes the run."""
         super().__init__(under)
-        self._files = Files()
-        self._tracked = {"library": self._files}
+        self.files = Files()
+        self._tracked = {"library": self.files}
+        self.gang: LibraryGang | None = None
+        """What changes the size of the job, if that may be changed."""
         self._chance: State | None = None
         self._taken: dict[str, Any] = {}
         self._folder: Path | None = None
+
+    def join(self, gang: LibraryGang, under: Under | None) -> None:
+        """Be a rank of a gang that may change its size. Called once, before all else.
+
+        Args:
+            gang: The gang.
+            under: The agent's side of the run; None: there is no agent.
+
+        Raises:
+            ValueError: The rules of the gang do not allow the size that it has.
+        """
+        if under is not None:
+            self._under, self.gang = under, gang
+            gang.open()
 
     @property
     def active(self) -> bool:
@@ -98,24 +121,64 @@ class LibraryRun(Run):
             training of the process, of which nothing is stored.
         """
         if self._started:
-            self._files.save = None
+            self.files.save = None
             self._under.notice("only the first training of a process is stored and moved")
             return None
         self._started = True
-        self._files.model = model
+        self.files.model = model
+        self.files.of_a_gang = self.gang is not None
+        joined = self.gang is not None and self.gang.joins()
         place = self._under.start(self)
-        self._files.save, self._files.training = save, True
+        self.files.save, self.files.training = save, True
         if place is None:
             return None
-        self._steps, self._chance = place["steps"], place["chance"]
+        if self.gang is not None and joined:
+            self.gang.parts.taken()
+            return self._go_on(place, self.files.found or {})
+        return self._go_on(place, of_all_ranks(self.files.found or {}))
+
+    def again(self) -> Path:
+        """Begin the training anew in another gang, behind `Regrouped`; return the folder."""
+        assert self.gang is not None, "no gang was changed"
+        return self._go_on(self.gang.parts.taken(), self.files.found or {})
+
+    def _go_on(self, place: dict[str, Any], files: dict[str, Any]) -> Path:
+        """Be at a place, whose files are put where the library reads them."""
+        self._steps, self._chance = place["steps"], place["chance"] or None
         self._taken = place["extras"]
-        found, self._files.found = self._files.found or {}, None
-        self._folder = _write(_of_all_ranks(found), _size(model))
+        self.files.found = None
+        self.forget()
+        self._folder = _write(files, _size(self.files.model))
         return self._folder
+
+    def offer(self, sizes: tuple[int, ...], backend: str) -> None:
+        """Say which sizes the job can have, and tell the agent if it knew others.
+
+        Args:
+            sizes: Numbers of ranks with which the global batch stays as it is.
+            backend: The backend of the process group.
+        """
+        assert self.gang is not None, "the size of the job is fixed"
+        self.gang.offer(sizes, backend)
+        if self._started:
+            self._under.tell_can()
+
+    def look(self) -> None:
+        """See what is due, where nothing can be done: the training is between two mini-batches."""
+        if self.gang is not None:
+            self.gang.look()
+
+    def sums(self) -> dict[str, float]:
+        """Return the sums that were reported."""
+        return self._under.sums()
+
+    def go_on_from(self, sums: dict[str, float]) -> None:
+        """Count on from the sums of another rank."""
+        self._under.go_on_from(sums)
 
     def end(self) -> None:
         """Take it that the training is over: nothing is stored from here on."""
-        self._files.save = None
+        self.files.save = None
         self.forget()
 
     def taken(self, name: str) -> Any:
@@ -145,8 +208,14 @@ class LibraryRun(Run):
         self._under.count()
 
     def between(self) -> None:
-        """Do what is due: the training is between two mini-batches."""
+        """Do what is due: the training is between two mini-batches.
+
+        Raises:
+            Regrouped: The job has another size: the library's loop is to begin anew.
+        """
         self._under.boundary()
+        if self.gang is not None:
+            self.gang.boundary()
 
     def tell(self, values: Mapping[str, Any]) -> None:
         """Tell Skep what of `values` is a number."""
@@ -226,30 +295,3 @@ def _write(found: Mapping[str, Any], size: int) -> Path:
         (folder / path).write_bytes(view)
         del view, alive
     return folder
-
-
-def _of_all_ranks(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the files of every rank: a library reads on each what it wrote on the first."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return found
-    if distributed.get_world_size() < 2:
-        return found
-    import torch
-
-    group = distributed.new_group(backend="gloo")
-    mine = {name: data.numel() for name, data in found.items()}
-    all_: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(all_, mine, group=group)
-    whole = dict(found)
-    for rank, sizes in enumerate(all_):
-        for name, size in sizes.items():
-            if all(name in each for each in all_) or any(name in each for each in all_[:rank]):
-                continue  # Everybody has it, or it has been sent.
-            data = found[name] if name in mine and rank == distributed.get_rank() else None
-            data = torch.empty(size, dtype=torch.uint8) if data is None else data
-            if size:
-                distributed.broadcast(data, rank, group=group)
-            whole.setdefault(name, data)
-    complain(f"the checkpoint is of {len(all_)} ranks, {len(whole)} files")
-    return whole

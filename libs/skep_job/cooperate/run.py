@@ -60,6 +60,10 @@ class Under(Protocol):
         """Load what an earlier process left; return its place with `chance`, or None."""
         ...
 
+    def tell_can(self) -> None:
+        """Tell what the run can do once more: it has become more, or less."""
+        ...
+
     def arrive(self, chance: State) -> None:
         """Set the random generators to what they were at the place."""
         ...
@@ -108,6 +112,8 @@ class Alone:
 
     def start(self, run: Run) -> dict[str, Any] | None:
         return None
+
+    def tell_can(self) -> None: ...
 
     def arrive(self, chance: State) -> None: ...
 

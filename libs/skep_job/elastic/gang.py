@@ -35,24 +35,29 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from skep_job.elastic import process_group
 from skep_job.elastic.agreement import COMMIT, DONE, Plan, Round, StoreLost, folder, read_plan
-from skep_job.elastic.parts import Clock, Message, Orders, Pause, Rules, Seat, State, Wrapped
+from skep_job.elastic.library_group import NEWCOMER
+from skep_job.elastic.parts import (
+    Clock,
+    Message,
+    Orders,
+    Pause,
+    Regrouping,
+    Rules,
+    Seat,
+    State,
+    Wrapped,
+)
 from skep_job.elastic.prepare import Preparing
 from skep_job.elastic.state_copy import CopyFailed, Door, bring
 from skep_job.link.orders import describe
 from skep_job.process import ending
 from skep_job.state import snapshot
 
-if TYPE_CHECKING:
-    from skep_job.shards.regroup import Regroup
-
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
-NEWCOMER = "generation-"
-"""How SKEP_AWAITS begins in a process that joins a gang, and does not succeed a rank."""
 COPY_BYTES_PER_S_MIN = 50e6
 """Half of what a network of 1 Gbit/s brings; slower ones are not for gangs."""
 
@@ -87,8 +92,11 @@ class Gang:
         self._counted = counted
         self._state = state
         self._models: list[Wrapped] = []
-        self.regroup: Regroup | None = None
+        self.regroup: Regrouping | None = None
         """How the parts of the state go over to another gang; None: every rank has all of it."""
+        self.tells_later = False
+        """Whether what was changed is told by `tell`, once the training goes on, and not before."""
+        self._untold: Callable[[], None] | None = None
         self._folder: Callable[[int], str] = lambda generation: folder("", 0, generation)
         self._taken: tuple[dict[str, object] | None, int] = (None, 0)
         self._preparing: Preparing | None = None
@@ -100,7 +108,9 @@ class Gang:
 
     # --- joining ------------------------------------------------------------------------------
 
-    def open(self, environ: Mapping[str, str], orders: Orders | None) -> None:
+    def open(
+        self, environ: Mapping[str, str], orders: Orders | None, *, forms: bool = True
+    ) -> None:
         """Form the gang of generation 0, or stay outside as a newcomer (SKEP_AWAITS).
 
         Successors of a whole gang, which moves, form a gang of its size.
@@ -109,6 +119,7 @@ class Gang:
             environ: RANK and WORLD_SIZE say which place; SKEP_STORE (host:port) is the gang's
                 store. Without it the first group is formed as `torchrun`'s ranks do it.
             orders: What the agent asks for; None: there is no agent.
+            forms: Whether the first group is formed here, and not by a library.
 
         Raises:
             ValueError: The rules do not allow a gang of this size, or SKEP_STORE is no address.
@@ -130,7 +141,7 @@ class Gang:
         if objection:
             raise ValueError(objection)
         self.seat, self.is_first = Seat(0, rank, world), True
-        if world > 1:
+        if world > 1 and forms:
             store, prefix = environ.get("SKEP_STORE", ""), self._folder(0)
             process_group.open_first(self.rules.backend, store, prefix, rank, world)
 
@@ -158,7 +169,8 @@ class Gang:
         if self.is_member:
             return
         assert self._orders is not None, "a newcomer is started by an agent"
-        process_group.warm_up(self.rules.backend, split=self.regroup is not None)
+        splits = self.regroup is not None and self.regroup.splits
+        process_group.warm_up(self.rules.backend, split=splits)
         if self.regroup is None:
             self._state.warm_up()
         with self._orders.standing(), contextlib.closing(Door(self._state.tracked)) as door:
@@ -206,6 +218,20 @@ class Gang:
             # Whoever saw a commit has left the old group, so the next all-reduce tells the others.
             self._fail_plan(plan, f"the store was lost: {error}")
             return False
+
+    def look(self) -> None:
+        """See what is due where nothing can be done: it is done at the next boundary."""
+        preparing = self._preparing
+        if preparing is not None and not preparing.said:
+            preparing.say(self.seat.rank, self._layout)
+        if preparing is not None and preparing.plan.agrees and self._plan_due is None:
+            self._look_for_the_step(preparing, self._counted())
+
+    def tell(self) -> None:
+        """Tell the agent what was changed, if it was to be told later: the training goes on."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            untold()
 
     def is_whole(self) -> bool:
         """Return whether every rank has the same gradients, so that one can speak for all."""
@@ -316,7 +342,12 @@ class Gang:
             return False
         if self.regroup is not None:
             round_.match("torch", _torch_version())
-            self.regroup.offer(round_, plan, self.seat.rank, self._snapshot())
+            try:
+                self.regroup.offer(round_, plan, self.seat.rank, self._snapshot())
+            except Exception as error:  # Of a library that writes: the training goes on.
+                refused = f"rank {self.seat.rank} cannot give its state: {describe(error)}"
+                self._fail_plan(plan, round_.refuse(refused))
+                return False
             clock.part("offer")
         doors = round_.arrive(self.seat.rank, self.seat.world)
         clock.part("gather")
@@ -348,6 +379,8 @@ class Gang:
         return snapshot.take(self._state.tracked, self._state.place())
 
     def _layout(self) -> str:
+        if self.regroup is not None:
+            return "{}"  # A newcomer takes its part once the gang is formed.
         return json.dumps(snapshot.layout_of(self._snapshot().tensors))
 
     def _copying_s(self, plan: Plan) -> float:
@@ -545,15 +578,23 @@ class Gang:
     # --- groups and words ---------------------------------------------------------------------
 
     def _tell(self, plan: Plan, clock: Clock, before: Seat, moved: int) -> None:
-        pause = Pause(before, self.seat, self._counted(), clock.total(), clock.parts, moved)
-        self.pauses.append(pause)
-        self._say(
-            "rescaled",
-            order=plan.order,
-            generation=plan.generation,
-            step=pause.step,
-            pause_ns=pause.total_ns,
-        )
+        seat = self.seat
+
+        def tell() -> None:
+            pause = Pause(before, seat, self._counted(), clock.total(), clock.parts, moved)
+            self.pauses.append(pause)
+            self._say(
+                "rescaled",
+                order=plan.order,
+                generation=plan.generation,
+                step=pause.step,
+                pause_ns=pause.total_ns,
+            )
+
+        if self.tells_later and not plan.leaves:
+            self._untold = tell
+        else:
+            tell()
 
     def _fail_plan(self, plan: Plan, error: object) -> None:
         self._say("failed", order=plan.order, what="rescale", error=str(error))

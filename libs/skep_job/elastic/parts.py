@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from skep_job.elastic.agreement import Plan
+from skep_job.elastic.agreement import Plan, Round
+
+if TYPE_CHECKING:
+    from skep_job.state.snapshot import Snapshot
 
 PATIENCE_S = 30.0
 """How long a process that could train waits for others during a change. Forming a group takes
@@ -68,6 +71,29 @@ class State(Protocol):
         ...
 
 
+class Regrouping(Protocol):
+    """How the parts of the state go over to another gang, where not every rank has all of it."""
+
+    splits: bool
+    """Whether models are split over the ranks."""
+
+    def offer(self, round_: Round, plan: Plan, rank: int, state: Snapshot) -> None:
+        """Keep, and offer to others, what this rank of the gang that was has."""
+        ...
+
+    def take(self, round_: Round, seat: Seat, clock: Clock) -> tuple[dict[str, Any] | None, int]:
+        """Take this rank's part in the new gang; return a newcomer's place, and bytes."""
+        ...
+
+    def back(self, seat: Seat) -> None:
+        """Be what this rank was in the gang that was, which is formed again."""
+        ...
+
+    def close(self) -> None:
+        """Drop what was."""
+        ...
+
+
 class Wrapped(Protocol):
     """A model that must let go of a process group before it is destroyed."""
 
@@ -83,6 +109,8 @@ class Rules(NamedTuple):
     backend: str = ""
     patience_s: float = PATIENCE_S
     seed: int = 0
+    offered: tuple[int, ...] = ()
+    """The sizes among these that keep the global batch; none: all do."""
 
     def objection(self, plan: Plan) -> str:
         """Return why there may be no such gang.
@@ -95,6 +123,9 @@ class Rules(NamedTuple):
             return f"world is {plan.world}; this job runs with {low} to {high} ranks"
         if plan.world > self.global_batch:
             return f"world is {plan.world}; the global batch has {self.global_batch} samples"
+        if self.offered and plan.world not in self.offered:
+            known = ", ".join(map(str, self.offered))
+            return f"world is {plan.world}; this job keeps its global batch with {known} ranks"
         return ""
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skep_job.cooperate import warm_up
 from skep_job.cooperate.run import Alone, Batches, Run, Under, UsageError
@@ -27,6 +27,9 @@ from skep_job.elastic.gang import Gang
 from skep_job.elastic.parts import Rules, Seat
 from skep_job.observe.step_counter import Tally
 from skep_job.state import random_state
+
+if TYPE_CHECKING:
+    from skep_job.shards.regroup import Regroup
 
 
 class ElasticRun(Run):
@@ -43,6 +46,7 @@ class ElasticRun(Run):
         self._shares: dict[int, Shares] = {}  # by id(loader), which is held beside it
         self._loaders: list[Any] = []
         self._ddp = False
+        self._split: Regroup | None = None
         self._aim_of_newcomer: dict[str, Any] = {}
 
     def join(self, under: Under | None) -> None:
@@ -117,18 +121,17 @@ class ElasticRun(Run):
         if self._ddp:
             reason = "shard() after ddp(): a job's models are all split, or all on every rank"
             raise UsageError(reason)
-        if self.gang.regroup is None:
-            self.gang.regroup = Regroup(lambda: self.tracked)
+        if self._split is None:
+            self._split = self.gang.regroup = Regroup(lambda: self.tracked)
         wrapped = SplitModel(model, split, lambda: self.weight)
-        self.gang.regroup.models.append(wrapped)
+        self._split.models.append(wrapped)
         self.gang.adopt(wrapped)
         return wrapped
 
     @property
     def data_seat(self) -> tuple[int, int]:
         """Which share of every global batch is this rank's, and how many shares there are."""
-        regroup = self.gang.regroup
-        return regroup.models[0].data_seat if regroup is not None else self.seat[1:]
+        return self._split.models[0].data_seat if self._split is not None else self.seat[1:]
 
     def batches(self, source: Any) -> Batches:
         """Iterate over this rank's shares of the global batches of a DataLoader.
@@ -245,6 +248,12 @@ class _Membership:
 
     def writes(self) -> bool:
         return self._run.seat.rank == 0 or self.is_split()
+
+    def attends(self) -> bool:
+        return False
+
+    def sizes(self) -> tuple[int, ...]:
+        return ()
 
     def rank(self) -> int:
         return self._run.seat.rank

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from skep_job.devices import fake_gpus
 from skep_job.devices.memory_share import MemoryShare
 from skep_job.devices.suspender import Suspender
+from skep_job.elastic import library_group
 from skep_job.link.orders import Control
 from skep_job.link.settings import Settings, Unobserved, read
 from skep_job.observe import board_folders, library_resume
@@ -84,6 +85,7 @@ class _Waiting:
         self.hooks = TorchHooks(self.tally, self.control, self._can)
         board_folders.watch()
         library_resume.watch(environ)
+        library_group.watch(environ)
         try:
             fake = fake_gpus.attach(environ)
         except ValueError as error:

@@ -37,6 +37,8 @@ Name = tuple[int, str]
 class Regroup:
     """This process's part in the changes of such a gang. For the training thread."""
 
+    splits = True
+
     def __init__(self, tracked: Callable[[], dict[str, Any]]) -> None:
         """`tracked` returns the tracked things by name."""
         self._tracked = tracked

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from digest import tell
+from losses import Losses
 from torch.utils.data import IterableDataset
 from transformers import (
     BertConfig,
@@ -64,10 +65,10 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         return iter(self.rows)
 
 
-def bert() -> Any:
+def bert(**more: Any) -> Any:
     """Return a small BERT."""
     return BertForSequenceClassification(
-        BertConfig(vocab_size=200, intermediate_size=64, **SMALL)  # type: ignore[arg-type]
+        BertConfig(vocab_size=200, intermediate_size=64, **SMALL, **more)  # type: ignore[arg-type]
     )
 
 
@@ -97,11 +98,15 @@ def main() -> None:
     """Train by one of them."""
     torch.manual_seed(0)
     name = sys.argv[1]
-    skep = SkepCallback()
+    skep = SkepCallback(elastic=(1, 4)) if name == "bert_sizes" else SkepCallback()
     trainer: Any
     if name in {"bert", "bert_ranks"}:
         args = TrainingArguments(**options(num_train_epochs=2 if name == "bert" else 4))
         trainer = Trainer(bert(), args, train_dataset=words(240), callbacks=[skep])
+    elif name == "bert_sizes":
+        exact = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        args = TrainingArguments(**options(num_train_epochs=4, logging_steps=1))
+        trainer = Trainer(bert(**exact), args, train_dataset=words(240), callbacks=[skep, Losses()])
     elif name == "gpt2":
         args = TrainingArguments(
             **options(

@@ -11,6 +11,7 @@ import torch
 import trl
 from datasets import Dataset
 from digest import tell
+from losses import Losses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     GPT2Config,
@@ -35,12 +36,12 @@ def tokenizer() -> Any:
     )
 
 
-def text() -> str:
+def text(count: int = 8) -> str:
     """Return a few words."""
-    return " ".join(random.choices(WORDS, k=8))
+    return " ".join(random.choices(WORDS, k=count))
 
 
-def config() -> Any:
+def config(**more: Any) -> Any:
     """Return that of a small GPT-2."""
     return GPT2Config(
         vocab_size=len(SPECIAL) + len(WORDS),
@@ -51,6 +52,7 @@ def config() -> Any:
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=1,
+        **more,
     )
 
 
@@ -86,12 +88,25 @@ def main() -> None:
     random.seed(0)
     torch.manual_seed(0)
     name, words = sys.argv[1], tokenizer()
-    common: dict[str, Any] = {"processing_class": words, "callbacks": [SkepCallback()]}
+    skep = SkepCallback(elastic=(1, 4)) if name == "sft_sizes" else SkepCallback()
+    common: dict[str, Any] = {"processing_class": words, "callbacks": [skep]}
     trainer: Any
     if name == "sft":
         data = Dataset.from_list([{"text": text()} for _ in range(240)])
         args = trl.SFTConfig(**options(max_length=32))
         trainer = trl.SFTTrainer(GPT2LMHeadModel(config()), args, train_dataset=data, **common)
+    elif name == "sft_sizes":
+        # Texts of many lengths: a loss by tokens weighs the ranks by what they have of these.
+        rows = [{"text": text(random.randint(2, 16))} for _ in range(240)]
+        exact = config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        args = trl.SFTConfig(
+            **options(max_length=32, gradient_accumulation_steps=2, num_train_epochs=8)
+            | {"logging_steps": 1}
+        )
+        common["callbacks"].append(Losses())
+        trainer = trl.SFTTrainer(
+            GPT2LMHeadModel(exact), args, train_dataset=Dataset.from_list(rows), **common
+        )
     elif name == "lora":
         from peft import LoraConfig
 
@@ -118,7 +133,8 @@ def main() -> None:
             GPT2LMHeadModel(config()), lengths, args=args, train_dataset=data, **common
         )
     trainer.train()
-    tell(trainer.accelerator.unwrap_model(trainer.model).state_dict().values())
+    if trainer.is_world_process_zero():
+        tell(trainer.accelerator.unwrap_model(trainer.model).state_dict().values())
 
 
 main()

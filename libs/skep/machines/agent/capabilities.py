@@ -63,6 +63,14 @@ class Abilities:
             return common
         return tuple(sorted({*common, "checkpoint"}))
 
+    def _sizes(self, part: PartState) -> tuple[int, ...]:
+        """Return the numbers of ranks that every rank of a part can be one of; none: any."""
+        durable = () if part.known is None else part.known.known.sizes
+        ranks = [token for token, rank in part.alive().items() if not rank.out]
+        said = [self._soft.sizes.get(token, durable) for token in ranks]
+        some = [each for each in said if each]
+        return tuple(sorted(set(some[0]).intersection(*some))) if some else ()
+
     def expect(self, key: PartKey, now: Instant) -> None:
         """Wait for what a running part has to say."""
         part = self._agent.parts[key]
@@ -89,6 +97,7 @@ class Abilities:
         self._soft.cans[token] = said.tier, said.can
         if said.resumed:
             self._soft.resumed[token] = said.resumed
+        self._soft.sizes[token] = said.sizes
         self.review(key, part, now)
 
     def review(self, key: PartKey, part: PartState, now: Instant) -> None:
@@ -118,7 +127,9 @@ class Abilities:
         told = None if part.known is None else part.known.known
         said = (self._soft.resumed[one] for one in part.alive() if one in self._soft.resumed)
         resumed = next(said, "" if told is None else told.resumed)
-        if told is not None and (told.tier, told.can, told.resumed) == (tier, can, resumed):
+        sizes = self._sizes(part)
+        new = tier, can, resumed, sizes
+        if told is not None and (told.tier, told.can, told.resumed, told.sizes) == new:
             return
         joined = self._agent.joined
         known = MemberKnown(
@@ -131,6 +142,7 @@ class Abilities:
             can=can,
             trace=_trace(part),
             resumed=resumed,
+            sizes=sizes,
         )
         fact = PartKnown(event=self._agent.event + 1, known=known)
         self._agent.record(fact)

@@ -513,6 +513,8 @@ class Soft(msgspec.Struct):
     """Tier and abilities, as each rank said them."""
     resumed: dict[str, str] = {}
     """Which checkpoint each rank goes on from, if it said so."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    """The numbers of ranks that the gang can have, as each rank said them."""
     standing: dict[str, None] = {}
     """Ranks that stand between two mini-batches."""
     doors: dict[str, Ready] = {}

@@ -529,6 +529,7 @@ class Changes:
         for known in (
             self.soft.greeted,
             self.soft.cans,
+            self.soft.sizes,
             self.soft.resumed,
             self.soft.standing,
             self.soft.doors,

@@ -17,6 +17,7 @@ from skep.policy.gandiva.migrate import PAUSE, SURELY
 from skep.policy.gandiva.rules import ACTIONS_MAX, MILLI, Rules, cooling, families, spent
 from skep.policy.gandiva.state import UnitIndex, arrived
 from skep.policy.plan import Plan, Resize, Suspend
+from skep.policy.sizes import offers
 from skep.policy.view import JobView, NodeView, VcView
 from skep.units import Duration, Instant
 from skep.wire.reasons import Reason
@@ -174,7 +175,8 @@ def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_
     capacity = _free(job, nodes) // each
     for workers, rate in job.rates:
         more = workers - job.workers
-        if 0 < more <= capacity and now and rate > now * needed * SURELY:
+        pays_off = 0 < more <= capacity and now and rate > now * needed * SURELY
+        if pays_off and offers(job, workers):
             yield _Step(
                 MILLI * (rate - now) / (alone or now) / (more * each), workers, more * each, needed
             )
@@ -183,6 +185,10 @@ def _steps(job: JobView, nodes: dict[str, NodeView], view: VcView) -> Iterator[_
     if most > job.workers and not any(workers > job.workers for workers in rates):
         # No rates are predicted: a trial with twice as many workers shows the most.
         most = min(most, 2 * job.workers)
+        while most > job.workers and not offers(job, most):
+            most -= 1
+        if most == job.workers:
+            return
         yield _Step(0.0, most, (most - job.workers) * each, needed)
 
 

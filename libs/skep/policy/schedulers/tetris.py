@@ -13,6 +13,7 @@ from skep.policy.parts import queued, sort_jobs
 from skep.policy.plan import Plan, Resize, Turn
 from skep.policy.powers import Powers
 from skep.policy.schedulers.drf import amounts
+from skep.policy.sizes import offers
 from skep.policy.view import JobView, NodeView, Phase, VcView
 from skep.wire.reasons import Reason
 
@@ -99,6 +100,7 @@ class Tetris(Policy, frozen=True):
                 (count, rate)
                 for count, rate in job.rates
                 if (count - job.workers) * each <= max(left.get(job.pin, 0), 0)
+                and offers(job, count)
             ]
             best = max(
                 may, key=lambda pair: (self._value(pair, each, view), -pair[0]), default=None

@@ -161,7 +161,12 @@ def heard(
     match event:
         case MemberKnown():
             learned = MemberLearned(
-                job=name, attempt=attempt, node=node, tier=event.tier, can=event.can
+                job=name,
+                attempt=attempt,
+                node=node,
+                tier=event.tier,
+                can=event.can,
+                sizes=event.sizes,
             )
             if successor.learned.get(node) != learned:
                 tx.record(learned)

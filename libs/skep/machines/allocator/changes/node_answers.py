@@ -63,6 +63,7 @@ def heard(
                 tier=event.tier,
                 can=event.can,
                 resumed=event.resumed,
+                sizes=event.sizes,
             )
             if job.learned.get(event.node) != learned:
                 tx.record(learned)

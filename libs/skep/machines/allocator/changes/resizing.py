@@ -35,6 +35,9 @@ from skep.wire.reasons import Reason
 from skep.wire.resizes import GangWidened
 from skep.wire.spec import GANG_NODES_MAX
 
+SHOWN_MAX = 12
+"""Sizes that a refusal names."""
+
 
 def refusal(job: JobState, workers: int | None) -> Refused | None:
     """Return why a gang cannot have so many workers, or None.
@@ -56,7 +59,17 @@ def refusal(job: JobState, workers: int | None) -> Refused | None:
         return Refused(Reason.NOT_RUNNING, "some of its ranks have ended")
     if "resize" not in job.can:
         return Refused(Reason.CANNOT, "resize (`skep show` tells what it can)")
+    if workers is not None and job.sizes and workers not in job.sizes:
+        return Refused(Reason.SIZE_NOT_OFFERED, f"{workers} workers; ask for {one_of(job.sizes)}")
     return None
+
+
+def one_of(sizes: tuple[int, ...]) -> str:
+    """Return sizes in words: the first ones, if there are many."""
+    shown = [str(size) for size in sizes[:SHOWN_MAX]]
+    if len(sizes) > SHOWN_MAX:
+        return f"{', '.join(shown)} or one of {len(sizes) - SHOWN_MAX} more"
+    return " or ".join([", ".join(shown[:-1]), shown[-1]] if shown[1:] else shown)
 
 
 def begin(

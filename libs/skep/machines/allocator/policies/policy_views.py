@@ -315,6 +315,7 @@ def of_job(tx: Transaction, job: JobState) -> JobView | None:
         borrows=job.job in tx.state.borrowed and not waits,
         partners=tuple(dict.fromkeys(name for name, _ in partners)),
         can=tuple(each for each in job.can if each != "rebind" or not job.tied),
+        sizes=job.sizes,
         pause=move_costs.pause(tx.state, job),
         trial=trial_facts.number(tx.state, job),
         measured=job_rates.solo(tx, job, pace) > 0,

@@ -174,6 +174,8 @@ def _possible(state: ClusterState, job: JobState) -> Iterator[Place]:
     room = sum(state.nodes[name].workers(resources) for name in job.live)
     whole = max(chain.topology.node_size // each, 1)
     for workers in probing.sizes(elastic.min, elastic.max):
+        if job.sizes and workers not in job.sizes:
+            continue
         if workers < job.size and job.spec.willing.shrink:
             stay = sum(min(part.numbers) < workers for part in job.members.values())
             yield Place(workers, workers * each, stay)
