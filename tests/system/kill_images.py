@@ -111,7 +111,7 @@ class Case:
             "victim": victim,
             "phase": phase,
             "asked": _result(said),
-            "attempts": len(ended["attempts"]),
+            "ends": [one.get("detail") or one.get("reason") for one in ended["attempts"]],
             "log": [x for x in self.cluster.log(self.job).splitlines() if "[skep]" in x],
             "problems": problems,
             "ok": not problems,
