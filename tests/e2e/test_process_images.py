@@ -10,7 +10,7 @@ import pytest
 
 from skep_services.adapters.process_checkpoint import open_process_checkpoints
 from tests.support.embedded import Embedded
-from tests.system import process_images
+from tests.system import kill_images, process_images
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly]
 
@@ -40,3 +40,9 @@ def test_losses_are_those_of_a_run_that_was_not_interrupted(
     result = process_images.trial(cluster, tmp_path, how)
     assert result.pop("losses") == process_images.plain(tmp_path), result
     assert result["attempts"] > 1
+
+
+@pytest.mark.usefixtures("cluster")  # It skips where no CRIU works.
+def test_what_is_killed_around_an_image_leaves_the_job_whole(tmp_path: Path) -> None:
+    rows = kill_images.kill_images("node-1/*", tmp_path)
+    assert [row["ok"] for row in rows] == [True] * len(kill_images.PHASES), rows

@@ -176,29 +176,39 @@ def gates(base: Path) -> Path:
     return path
 
 
+def kill_images(only: str, base: Path) -> list[Row]:
+    """Play the cases `VICTIM/PHASE` on a cluster of their own; return a row for each.
+
+    Args:
+        only: Which; each part may be `*`.
+        base: A folder for the cluster and its jobs.
+    """
+    wanted = [part or "*" for part in f"{only}/".split("/")[:2]]
+    rows: list[Row] = []
+    losses = plain(base)
+    variables = {**process_images.environment(), "SKEP_CRIU": str(gates(base))}
+    cluster = Embedded(base / "home", variables)
+    try:
+        cluster.up("--nodes", "1", "--gpus", "1", "--vc", "v=1", "--port", "0")
+        for number, case in enumerate(itertools.product(VICTIMS, PHASES), 1):
+            if all(one in ("*", two) for one, two in zip(wanted, case, strict=True)):
+                try:
+                    row = Case(cluster, base, f"c{number}").play(*case, losses)
+                except (TimeoutError, RuntimeError) as error:
+                    row = {"case": "/".join(case), "ok": False, "problems": [str(error)]}
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+    finally:
+        cluster.down()
+    return rows
+
+
 def main() -> int:
     """Play, and print the report."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.kill_images")
     parser.add_argument("--only", default="*/*", metavar="VICTIM/PHASE")
-    wanted = [part or "*" for part in f"{parser.parse_args().only}/".split("/")[:2]]
-    rows = []
     with tempfile.TemporaryDirectory(prefix="skep-kill-") as name:
-        base = Path(name)
-        losses = plain(base)
-        variables = {**process_images.environment(), "SKEP_CRIU": str(gates(base))}
-        cluster = Embedded(base / "home", variables)
-        try:
-            cluster.up("--nodes", "1", "--gpus", "1", "--vc", "v=1", "--port", "0")
-            for number, case in enumerate(itertools.product(VICTIMS, PHASES), 1):
-                if all(one in ("*", two) for one, two in zip(wanted, case, strict=True)):
-                    try:
-                        row = Case(cluster, base, f"c{number}").play(*case, losses)
-                    except (TimeoutError, RuntimeError) as error:
-                        row = {"case": "/".join(case), "ok": False, "problems": [str(error)]}
-                    print(json.dumps(row), flush=True)
-                    rows.append(row)
-        finally:
-            cluster.down()
+        rows = kill_images(parser.parse_args().only, Path(name))
     failed = sum(not row["ok"] for row in rows)
     print(json.dumps({"cases": len(rows), "failed": failed}))
     return 1 if failed or not rows else 0
