@@ -219,7 +219,7 @@ async def test_devices_are_swept_after_a_job(
     await hands.calls.open(hands.answers.put)
     hands.calls.start(SweepDevices("j1", 1, (0,)), hands.answers.put)
     for task in list(hands.calls._tasks.values()):
-        if "_sweep" in repr(task):
+        if "_clean" in repr(task):
             await task
     assert "after j1 attempt 1: process" in caplog.text
     await hands.calls.close()
