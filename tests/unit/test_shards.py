@@ -264,6 +264,24 @@ def test_a_state_that_is_copied_at_once_may_be_changed_by_anything() -> None:
     assert (written, told[0][0]) == ([[1.0]], None)
 
 
+def test_a_version_of_torch_with_other_options_gets_plain_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from torch.distributed.checkpoint import staging
+
+    def of_before(use_pinned_memory: bool) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(staging, "StagingOptions", of_before)
+    weight = torch.ones(64, 1024)
+    written: list[Any] = []
+    later = Later()
+    later.begin(Snapshot({}, {"w": weight}), {}, written.append, lambda *_: None, 0, at_once=True)
+    later.settle()
+    assert written[0].tensors["w"].data_ptr() != weight.data_ptr()
+
+
 def test_a_state_that_changes_while_it_is_copied_is_not_written() -> None:
     import torch
 

@@ -51,6 +51,10 @@ WITH_MOMENTS = 4
 """How often the bytes of the parameters a copy of the state takes, at most as a rule."""
 
 
+DIGITS_MAX = 6
+"""Of a number of ranks in the environment."""
+
+
 class Options(NamedTuple):
     """What the script and the environment say about checkpoints and moves."""
 
@@ -300,7 +304,8 @@ class Cooperation:
     def _writes_beside(self) -> bool:
         """Return whether checkpoints are written while the training goes on.
 
-        State that is not split is, if it is on GPUs and half of the host's free memory holds it.
+        State that is not split is, if it is on GPUs and half of the host's free memory holds that of
+        all ranks of the node.
         """
         if self._split:
             return True
@@ -311,7 +316,9 @@ class Cooperation:
             for parameter in _parameters(self._run.tracked)
             if parameter.device.type != "cpu"
         )
-        return 0 < on_gpus * WITH_MOMENTS < available() // 2
+        here = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(here) if here.isdecimal() and here.isascii() and len(here) < DIGITS_MAX else 1
+        return 0 < on_gpus * WITH_MOMENTS * max(ranks, 1) < available() // 2
 
     def _save_later(self, folder: Path | None, done: Done) -> None:
         """Begin to write a checkpoint beside the training. Raises what `_save` raises."""

@@ -86,10 +86,11 @@ class Later:
         late = {
             name: tensor
             for name, tensor in state.tensors.items()
-            if tensor.data_ptr() in steady and tensor.numel() * tensor.element_size() > SMALL_BYTES
+            if (tensor.data_ptr() in steady or (at_once and tensor.device.type != "cpu"))
+            and tensor.numel() * tensor.element_size() > SMALL_BYTES
         }
         copied = {n: t.detach().clone() for n, t in state.tensors.items() if n not in late}
-        ready = self._stager.stage(late) if at_once else None
+        ready = _on_host(self._stager, late) if at_once else None
         if ready is None:
             self._copied.clear()
         self._waited_ns = 0
@@ -111,7 +112,7 @@ class Later:
     def _staged(self, late: Tensors, versions: dict[str, int]) -> Tensors:
         """Return copies, of the versions that the tensors had at the boundary. Raises `Changed`."""
         try:
-            staged: Tensors = self._stager.stage(late)
+            staged = _on_host(self._stager, late)
             _check_unchanged(late, versions)
         finally:
             self._copied.set()
@@ -148,14 +149,28 @@ def _stager() -> Any:
     except ImportError:
         return _Clones()
     cuda = torch.cuda.is_available()
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=cuda,
-            use_shared_memory=False,
-            use_async_staging=False,  # It is on a thread of its own already.
-            use_non_blocking_copy=cuda,
+    try:
+        return DefaultStager(
+            StagingOptions(
+                use_pinned_memory=cuda,
+                use_shared_memory=False,
+                use_async_staging=False,  # It is on a thread of its own already.
+                use_non_blocking_copy=cuda,
+            )
         )
-    )
+    except (AssertionError, TypeError, ValueError):
+        return _Clones()  # The options have other names in this version.
+
+
+def _on_host(stager: Any, tensors: Tensors) -> Tensors:
+    """Return copies in the host's memory, which are complete."""
+    staged: Tensors = stager.stage(tensors)
+    import torch
+
+    # The stager waits for the current device only.
+    for device in {each.device for each in tensors.values() if each.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+    return staged
 
 
 def _before_steps(wait: Callable[..., None]) -> None:
