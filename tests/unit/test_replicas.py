@@ -363,12 +363,23 @@ class Gang:
             return list(pool.map(lambda rank: work(rank, self.rank(rank)), range(self.world)))
 
 
+MADE: list[Replicas] = []
+
+
+@pytest.fixture(autouse=True)
+def nobody_listens_after_a_test() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().part()
+
+
 def ranks_of(tmp_path: Path, nodes: list[str], attempt: int) -> list[Replicas]:
     found = []
     for node in nodes:
         (tmp_path / node).mkdir(mode=0o700, exist_ok=True)
         where = Where(tmp_path / node / "j7", LIMIT, "127.0.0.1") if node else None
         found.append(Replicas(where, "j7", attempt, 1.0, auto=False))
+    MADE.extend(found)
     return found
 
 
@@ -741,9 +752,10 @@ def test_a_checkpoint_on_disk_does_not_wait_for_copies_that_fail(tmp_path: Path)
     written: list[str] = []
 
     def save() -> None:
-        later = SimpleNamespace(begin=lambda state, _, write, *more: write(state))
+        later = SimpleNamespace(begin=lambda state, _, write, *more, at_once: write(state))
         saves = SimpleNamespace(save=lambda *more: written.append("disk"))
         cooperation = SimpleNamespace(
+            _split=True,
             _may_save=lambda _: saves,
             _snapshot=state,
             _steps=lambda: 4,

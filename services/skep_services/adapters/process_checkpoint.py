@@ -142,6 +142,8 @@ class ProcessCheckpoints:
         """Use the program `criu` of this version, with variables for it beside the agent's."""
         self.criu, self.version = criu, version
         self.environment = dict(environment or {})
+        self._through_host = asyncio.Lock()
+        """Held while memory of GPUs is in that of the host."""
 
     async def dump(
         self,
@@ -163,6 +165,12 @@ class ProcessCheckpoints:
             gpus: Where its processes are. What they hold there comes to the host's memory.
         """
         root = _root_of(pid)
+        async with self._through_host if gpus.bytes else contextlib.nullcontext():
+            return await self._dumped(root, folder, (job, attempt, root, output), gpus)
+
+    async def _dumped(
+        self, root: int, folder: Path, whose: tuple[str, int, int, str], gpus: OnGpus
+    ) -> Dumped:
         images, trouble = await asyncio.to_thread(_room, folder, root, gpus.bytes)
         if images is None:
             return Dumped(trouble=trouble)
@@ -171,9 +179,7 @@ class ProcessCheckpoints:
             trouble = await self._dump(root, images)
             pause_ns = time.monotonic_ns() - began
             if not trouble:
-                image = await asyncio.to_thread(
-                    self._keep, images, folder, (job, attempt, root, output), gpus.names
-                )
+                image = await asyncio.to_thread(self._keep, images, folder, whose, gpus.names)
                 return Dumped(image.bytes, pause_ns)
         except (OSError, ValueError) as error:
             trouble = str(error)

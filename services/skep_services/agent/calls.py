@@ -129,6 +129,7 @@ class AgentCalls:
         """What the jobs here have installed."""
         self.environments.tell = self._tell_builds
         self._built: tuple[Building, ...] = ()
+        self._dropping: set[str] = set()
         self.images = Images()
         """Fetches the images of jobs that want that."""
         self.images.changed = self._tell_preparing
@@ -401,7 +402,12 @@ class AgentCalls:
 
     async def _clean(self, command: machine.SweepDevices | machine.RemoveCopies) -> None:
         if isinstance(command, machine.RemoveCopies):
-            await self.replicas.drop(command.job)
+            if command.job not in self._dropping:  # It is asked again until they are gone.
+                self._dropping.add(command.job)
+                try:
+                    await self.replicas.drop(command.job)
+                finally:
+                    self._dropping.discard(command.job)
         else:
             await self._sweep(command)
 
