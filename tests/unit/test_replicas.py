@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import socket
@@ -137,6 +138,23 @@ def test_jobs_that_take_room_at_once_keep_to_the_bound(
 
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(take, jobs)) == [False, True, True, True]
+
+
+@pytest.mark.parametrize("which", ["n0", "n0/j7"])
+def test_a_lock_that_is_not_given_back_costs_one_copy(
+    place: Callable[..., Memory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(memory, "LOCK_S", 0.05)
+    mine = place()
+    frozen = os.open(tmp_path / which, os.O_RDONLY)
+    try:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="another process has kept its lock for 0.05 s"):
+            mine.store(state(), KEY, 0)
+    finally:
+        os.close(frozen)
+    assert list(mine.folder.iterdir()) == []
+    assert mine.store(state(), KEY, 0)[0].exists()
 
 
 def test_older_boundaries_go_and_those_of_a_later_attempt_stay(
