@@ -149,7 +149,7 @@ def test_a_lock_that_is_not_given_back_costs_one_copy(
     frozen = os.open(tmp_path / which, os.O_RDONLY)
     try:
         fcntl.flock(frozen, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="another process has kept its lock for 0.05 s"):
+        with pytest.raises(OSError, match=r"another process has kept its lock for 0\.05 s"):
             mine.store(state(), KEY, 0)
     finally:
         os.close(frozen)
