@@ -32,7 +32,10 @@ HEADER_SLACK = 1024 * 1024
 KEPT_FREE = 8
 """One part in so many of the memory that is available stays free."""
 LOCK_S = 5.0
-"""Seconds to wait for the lock: the process that has it may be frozen, or never give it back."""
+"""Seconds to wait for the lock while no memory is taken or given back: the process that has it is
+frozen, or never gives it back. Else it may take a second for each GB."""
+LOCK_MOST_S = 120.0
+"""Seconds to wait for the lock at all."""
 LOCK_AGAIN_S = 0.02
 """Seconds between two tries: a wait in the kernel has no deadline."""
 
@@ -200,9 +203,9 @@ class Memory:
         In a container the folder above is one of its own: there it is so for this job alone.
 
         Raises:
-            OSError: Another process has kept the lock for LOCK_S.
+            OSError: Another process has kept the lock for too long.
         """
-        until = time.monotonic() + LOCK_S
+        until = time.monotonic() + LOCK_MOST_S
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         parent = self.folder.parent
         ours = parent.lstat().st_uid == os.geteuid()
@@ -223,15 +226,22 @@ def _lock(descriptor: int, folder: Path, until: float) -> None:
         until: Seconds of the monotonic clock.
 
     Raises:
-        OSError: Another process has kept the lock until then.
+        OSError: Another process has kept the lock until then, or for LOCK_S without any change of
+            the memory that is free in the file system.
     """
+    since = changed = time.monotonic()
+    free = -1
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= until:
-                reason = f"another process has kept its lock for {LOCK_S:g} s: no copy this time"
-                raise OSError(errno.ETIMEDOUT, reason, str(folder)) from None
+            now, before, free = time.monotonic(), free, os.fstatvfs(descriptor).f_bfree
+            if free != before:
+                changed = now
+            if now >= min(until, changed + LOCK_S):
+                reason = f"another process has kept its lock for {now - since:.1f} s"
+                text = f"{reason}: no copy this time"
+                raise OSError(errno.ETIMEDOUT, text, str(folder)) from None
         time.sleep(LOCK_AGAIN_S)
 
 
