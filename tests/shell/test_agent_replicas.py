@@ -135,6 +135,55 @@ async def test_which_jobs_have_copies_is_told_when_it_changes(tmp_path: Path) ->
     assert told[2:] == [("j10",)], "after a restart"
 
 
+@pytest.mark.asyncio
+async def test_a_job_that_begins_while_others_copies_go_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    for job in ("j1", "j2"):
+        of.provide(bind(job=job, ranks=plans((0,)), world=2, nodes=2))
+    living: set[str] = set()
+    looked = asyncio.Event()
+    remove = of.remove
+
+    def slowly(job: str) -> None:
+        living.add("j2")
+        remove(job)
+
+    async def tell(jobs: tuple[str, ...]) -> None:
+        if jobs == ("j2",):
+            looked.set()
+
+    def long_ago(jobs: list[str], lives: object, now: float) -> list[str]:
+        return sorted(jobs)
+
+    monkeypatch.setattr(of, "remove", slowly)
+    monkeypatch.setattr(of, "unneeded", long_ago)
+    of.tell = tell
+    watching = asyncio.create_task(of.watch(living.__contains__))
+    await asyncio.wait_for(looked.wait(), 30)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert [path.name for path in of.root.iterdir()] == ["j2"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "copies of the state of j1 are removed from memory"
+    ]
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_said_of_a_job_without_copies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    of = Replicas(tmp_path / "state", 500, within=tmp_path)
+    of.provide(bind(job="j1", ranks=plans((0,)), world=2, nodes=2))
+    await of.drop("j2")
+    assert caplog.text == ""
+    await of.drop("j1")
+    assert "copies of the state of j1 are removed" in caplog.text
+
+
 class Launcher:
     """What has folders made for accounts."""
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -163,6 +164,64 @@ def test_on_a_device_events_say_it_and_their_number_is_bounded(
         own.end(clocks.wall)
     assert own.medians() == (Own(own_ns=1_500_000, load_ns=7 * MS) if done else None)
     assert Event.made == 2 * PENDING_MAX
+
+
+def test_no_event_is_asked_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = False
+
+    class Strict(Event):
+        def record(self) -> None:
+            assert not capturing
+            super().record()
+
+        def query(self) -> bool:
+            assert not capturing
+            return super().query()
+
+    cuda = SimpleNamespace(
+        Event=Strict, is_initialized=lambda: True, is_current_stream_capturing=lambda: capturing
+    )
+    monkeypatch.setattr(Event, "done", False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    own, clocks, torch = hooked()
+    for number in range(3 * SAMPLES_MIN):
+        capturing = number % 3 == 2
+        next(torch._BaseDataLoaderIter())
+        torch.backward(50, 5)
+        own.end(clocks.wall)
+        monkeypatch.setattr(Event, "done", number > SAMPLES_MIN)
+    capturing = False
+    for _ in range(SAMPLES_MIN):
+        torch.backward(50, 5)
+        own.end(clocks.wall)
+    assert own.medians() is not None, "the captures did not end the measurement"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("thread_is_measured", [False, True])
+def test_a_collective_that_is_written_in_python_does_not_call_itself(
+    monkeypatch: pytest.MonkeyPatch, *, thread_is_measured: bool
+) -> None:
+    import torch.distributed as dist
+
+    class Plain(dist.Work):
+        pass
+
+    class Further(dist.Work):
+        def wait(self, *args: Any) -> bool:
+            return super().wait(*args)
+
+    for place, name in ((dist.Work, "wait"), (dist, "_broadcast_coalesced")):
+        monkeypatch.setattr(place, name, getattr(place, name))  # As it was before, afterwards.
+    own = OwnTime()
+    own.turn(on=True)
+    own.hook_waits(dist)
+    assert getattr(dist.Work.wait, "_skep_own_time", False)
+    if thread_is_measured:
+        own.end(1)
+    for kind in (Plain, Further):
+        with pytest.raises(RuntimeError, match="timed out"):
+            kind().wait(timedelta(milliseconds=1))
 
 
 @pytest.mark.nightly

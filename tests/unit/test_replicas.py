@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import socket
@@ -137,6 +138,54 @@ def test_jobs_that_take_room_at_once_keep_to_the_bound(
 
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(take, jobs)) == [False, True, True, True]
+
+
+@pytest.mark.parametrize("taking", [False, True])
+@pytest.mark.parametrize("which", ["n0", "n0/j7"])
+def test_a_lock_that_is_not_given_back_costs_one_copy(
+    place: Callable[..., Memory],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    *,
+    taking: bool,
+) -> None:
+    free = itertools.count()
+    monkeypatch.setattr(
+        os, "fstatvfs", lambda _: SimpleNamespace(f_bfree=next(free) if taking else 0)
+    )
+    monkeypatch.setattr(memory, "LOCK_S", 1e9 if taking else 0.05)
+    monkeypatch.setattr(memory, "LOCK_MOST_S", 0.05 if taking else 1e9)
+    mine = place()
+    frozen = os.open(tmp_path / which, os.O_RDONLY)
+    try:
+        fcntl.flock(frozen, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"has kept its lock for .* no copy this time"):
+            mine.store(state(), KEY, 0)
+    finally:
+        os.close(frozen)
+    assert list(mine.folder.iterdir()) == []
+    assert mine.store(state(), KEY, 0)[0].exists()
+
+
+def test_a_lock_is_waited_for_while_its_process_takes_memory(
+    place: Callable[..., Memory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = place()
+    frozen = os.open(tmp_path / "n0", os.O_RDONLY)
+    fcntl.flock(frozen, fcntl.LOCK_EX)
+    clock, free = [0.0], [100]
+
+    def later(_seconds: float) -> None:
+        clock[0] += memory.LOCK_S * 0.9
+        free[0] -= 1
+        if free[0] == 90:
+            os.close(frozen)
+
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bfree=free[0]))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=later))
+    assert mine.store(state(), KEY, 0)[0].exists()
+    assert clock[0] > 2 * memory.LOCK_S
 
 
 def test_older_boundaries_go_and_those_of_a_later_attempt_stay(

@@ -166,12 +166,14 @@ class OwnTime:
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         clock = self._clock
 
-        def wait(*args: Any, **kwargs: Any) -> Any:
+        # pybind11 looks here whether a `wait` in Python calls that of C++: at the name of this
+        # function, and at its first argument. Without them a subclass of `Work` calls itself.
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             if self._inside or get_ident() != self._thread:
-                return original(*args, **kwargs)
+                return original(work, *args, **kwargs)
             began = clock()
             try:
-                return original(*args, **kwargs)
+                return original(work, *args, **kwargs)
             finally:
                 self._waited += clock() - began
 
@@ -228,7 +230,9 @@ class _DeviceTimes:
     def begin(self) -> list[tuple[int, int]]:
         """Take it that a mini-batch begins; return the times of those that are over."""
         self.forget()
-        if self._free and not self._cuda.is_current_stream_capturing():
+        if self._cuda.is_current_stream_capturing():
+            return []
+        if self._free:
             self._begun = self._free.pop()
             self._begun[0].record()
         return self._over()
@@ -249,6 +253,9 @@ class _DeviceTimes:
 
     def end(self, loaded_ns: int) -> list[tuple[int, int]]:
         """Take it that it is over, `loaded_ns` of it in its loader; return as `begin` does."""
+        if self._cuda.is_current_stream_capturing():
+            self.forget()
+            return []
         if self._met is not None:
             self._pending.append((self._met, loaded_ns))
             self._met = None
@@ -260,7 +267,10 @@ class _DeviceTimes:
         self._begun = self._met = None
 
     def _over(self) -> list[tuple[int, int]]:
-        """Return own and loading times of mini-batches that the device is done with."""
+        """Return own and loading times of mini-batches that the device is done with.
+
+        Not during a capture of a CUDA graph, which a query of an event would end.
+        """
         found = []
         while self._pending and self._pending[0][0][1].query():
             pair, loaded_ns = self._pending.popleft()

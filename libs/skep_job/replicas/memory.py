@@ -17,6 +17,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,13 @@ HEADER_SLACK = 1024 * 1024
 """Bytes reserved for a header beside 256 for each tensor."""
 KEPT_FREE = 8
 """One part in so many of the memory that is available stays free."""
+LOCK_S = 5.0
+"""Seconds to wait for the lock while no memory is taken or given back: the process that has it is
+frozen, or never gives it back. Else it may take a second for each GB."""
+LOCK_MOST_S = 120.0
+"""Seconds to wait for the lock at all."""
+LOCK_AGAIN_S = 0.02
+"""Seconds between two tries: a wait in the kernel has no deadline."""
 
 
 class Key(NamedTuple):
@@ -104,7 +112,7 @@ class Memory:
 
         Raises:
             Superseded: A later attempt has written here.
-            OSError: There is no room.
+            OSError: There is no room, or another process keeps the lock.
         """
         most = snapshot.bytes + HEADER_SLACK + 256 * len(snapshot.tensors)
         most += checkpoint_file.plain_bytes(snapshot)
@@ -135,7 +143,7 @@ class Memory:
 
         Raises:
             Superseded: A later attempt has written here.
-            OSError: There is no room.
+            OSError: There is no room, or another process keeps the lock.
         """
         path = self.path(key, rank)
         # Of this call alone: containers have the same process ids, and a put may come twice.
@@ -193,7 +201,11 @@ class Memory:
         """Be the only process of all jobs on the node that takes room.
 
         In a container the folder above is one of its own: there it is so for this job alone.
+
+        Raises:
+            OSError: Another process has kept the lock for too long.
         """
+        until = time.monotonic() + LOCK_MOST_S
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         parent = self.folder.parent
         ours = parent.lstat().st_uid == os.geteuid()
@@ -201,8 +213,36 @@ class Memory:
             for each in (parent, self.folder) if ours else (self.folder,):
                 descriptor = os.open(each, flags)
                 stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _lock(descriptor, each, until)
             yield
+
+
+def _lock(descriptor: int, folder: Path, until: float) -> None:
+    """Lock a folder; it is open.
+
+    Args:
+        descriptor: Of the folder. It has the lock until it is closed.
+        folder: What the error names.
+        until: Seconds of the monotonic clock.
+
+    Raises:
+        OSError: Another process has kept the lock until then, or for LOCK_S without any change of
+            the memory that is free in the file system.
+    """
+    since = changed = time.monotonic()
+    free = -1
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            now, before, free = time.monotonic(), free, os.fstatvfs(descriptor).f_bfree
+            if free != before:
+                changed = now
+            if now >= min(until, changed + LOCK_S):
+                reason = f"another process has kept its lock for {now - since:.1f} s"
+                text = f"{reason}: no copy this time"
+                raise OSError(errno.ETIMEDOUT, text, str(folder)) from None
+        time.sleep(LOCK_AGAIN_S)
 
 
 def _require_own(folder: Path, accounts: set[int]) -> None:

@@ -162,12 +162,19 @@ class Replicas:
         """
         while True:
             for job in self.unneeded(await self.names(), lives, time.monotonic()):
-                await self.drop(job)
+                if not lives(job):  # It may have begun again while others' copies were removed.
+                    await self.drop(job)
             await self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def drop(self, job: str) -> None:
-        """Remove what a job has in this node's memory, beside what else is done here."""
+        """Remove what a job has in this node's memory, if anything, beside what else is done here.
+
+        One that has nothing costs and says nothing.
+        """
+        if job not in await self.names():
+            self._seen.pop(job, None)
+            return
         await self.discard(job)
         log.info("copies of the state of %s are removed from memory", job)
         await self.look()
