@@ -292,7 +292,8 @@ def _known(left: int | None) -> int:
 def _begin(turn: Turn, job: JobView | None) -> Turn:
     """Return the turn of an elastic job with the workers that were promised to suffice.
 
-    One that does not offer this size begins with the next larger one that it offers.
+    One that does not offer this size begins with the next larger one that it offers, or else with
+    that of its spec.
     """
     if job is None or job.phase is not Phase.WAITING or job.spec.elastic is None:
         return turn

@@ -321,7 +321,7 @@ def follow(view: VcView, advised: LearnedAdvice) -> Plan:
     """Return what advice comes to as a plan.
 
     Moves of jobs that have ended or begun since are passed over, and so are those that cannot be
-    made as things are. Models do not know which sizes a job offers: it has one near the advised one.
+    made as things are. No model knows which sizes a job offers: it has one near the advised size.
 
     Args:
         view: The VC.

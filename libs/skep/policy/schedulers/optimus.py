@@ -26,9 +26,9 @@ class Optimus(Policy, frozen=True):
 
     Each gets its fewest workers. Then one worker more goes to the job whose remaining time falls
     the most for it, per GPU, until the GPUs are used up or no job gains. A job that offers only
-    some sizes gets as many more as lead to the next one. Waiting jobs come first,
-    in order of arrival, with the workers of their spec; no job is stopped. Parameter servers stay
-    as they are: their predicted speeds are not in the view.
+    some sizes gets as many more as lead to the next one. Waiting jobs come first, in order of
+    arrival, with the workers of their spec; no job is stopped. Parameter servers stay as they are:
+    their predicted speeds are not in the view.
 
     Only jobs whose rates are predicted are resized: those whose family was measured at two sizes or
     more (`JobView.rates`). For all others this is an order of arrival.
