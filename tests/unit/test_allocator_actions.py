@@ -240,6 +240,14 @@ def test_a_size_that_cannot_be_is_refused(
     assert decide.machine.state.jobs["j1"].size == 2
 
 
+def test_a_size_that_its_ranks_do_not_offer_is_no_mistake_and_is_not_tried() -> None:
+    decide = running(ELASTIC)
+    decide(known("j1", can=CAN, sizes=(1, 2)))
+    effects = do(decide, Resize("j1", WHY, 3))
+    assert (refusals(effects), told(effects)) == ([], [])
+    assert told(do(decide, Resize("j1", WHY, 1), second=11)), "one that they offer is"
+
+
 def test_what_is_under_way_is_no_mistake_and_goes_on() -> None:
     decide = running(ELASTIC)
     (command,) = told(do(decide, Resize("j1", WHY, 3)))

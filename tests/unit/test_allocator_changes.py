@@ -28,6 +28,7 @@ from skep.wire.commands import ChangeJob, Checkpoint, Resume, StopJob, Suspend
 from skep.wire.facts import JobBound, JobEnded, JobRequeued, JobStopping
 from skep.wire.node import Manner, MemberChanged, MemberKnown, Outcome, Tier
 from skep.wire.reasons import Reason
+from skep.wire.spec import Elastic
 from tests.kit import (
     T0,
     Driver,
@@ -361,3 +362,27 @@ def test_a_clock_that_was_wrong_while_a_job_stood_makes_no_time_limit_longer() -
         assert state(decide) is State.RUNNING
     stopped = of(decide(Tick(), 132 + 20), JobStopping)
     assert [fact.why for fact in stopped] == [Reason.TIME_LIMIT]
+
+
+def test_a_gang_offers_the_sizes_that_all_its_nodes_offer_of_those_that_name_some() -> None:
+    decide = running("node-1", "node-2", elastic=Elastic(min=1, max=8))
+    job = decide.machine.state.jobs["j1"]
+    decide(known("j1", "node-1", sizes=(1, 2, 4)))
+    assert job.sizes == (1, 2, 4), "node-2 names none: it is older"
+    decide(known("j1", "node-2", sizes=(2, 4, 8)))
+    assert job.sizes == (2, 4)
+    decide(known("j1", "node-1"))
+    assert job.sizes == (2, 4, 8)
+    decide(known("j1", "node-1", sizes=(1, 3)))
+    assert job.sizes == (2,), "there is none, so it stays as it is"
+
+
+def test_sizes_are_those_of_the_last_attempt_until_all_nodes_have_said_theirs() -> None:
+    decide = allocator(joined("node-1", 4), joined("node-2", 4))
+    decide(admitted(1, workers=2, gpus=4))
+    for node in ("node-1", "node-2"):
+        decide(started("j1", node=node))
+    decide(known("j1", "node-1", sizes=(1, 2)))
+    assert decide.machine.state.jobs["j1"].sizes == ()
+    decide(known("j1", "node-2", sizes=(2, 4)))
+    assert decide.machine.state.jobs["j1"].sizes == (2,)

@@ -161,6 +161,17 @@ def test_a_job_that_would_be_late_grows_by_as_few_workers_as_it_needs() -> None:
     assert made.actions == (Resize("j1", Reason.BY_DEADLINE, 2),)
 
 
+def test_a_late_job_grows_and_a_promised_one_begins_only_with_a_size_that_it_offers() -> None:
+    given: dict[str, Any] = {"due": 1000, "lasts": 1300, "needs": 2000, "elastic": (1, 4)}
+    slow = timed("j1", 1, on=[("n1", 1)], rates=tuple((n, 1000 * n) for n in (1, 2, 3, 4)), **given)
+    seen = view([msgspec.structs.replace(slow, sizes=(1, 4))], nodes=1)
+    assert POLICY.plan(seen).actions == (Resize("j1", Reason.BY_DEADLINE, 4),)
+    waits = timed("j1", 1, due=5000, lasts=1000, elastic=(1, 4), workers_promised=2)
+    for sizes, workers in (((1, 2, 4), 2), ((1, 3, 4), 3), ((1,), 0)):
+        made = plan(msgspec.structs.replace(waits, sizes=sizes), nodes=1)
+        assert [turn.workers for turn in made.turns] == [workers], sizes
+
+
 def test_equal_views_give_equal_plans_whatever_was_planned_before() -> None:
     planner = POLICY.planner()
     views: list[VcView] = [
@@ -234,3 +245,11 @@ def test_a_job_that_gave_up_workers_has_them_back_once_gpus_are_free() -> None:
     assert plan(shrunk).actions == (Resize("j1", Reason.BY_DEADLINE, 4),)
     assert plan(shrunk, job("j2", 3)).actions == ()
     assert plan(msgspec.structs.replace(shrunk, trial=7)).actions == (), "it is measured like that"
+
+
+def test_workers_are_given_up_and_given_back_down_and_up_to_an_offered_size() -> None:
+    some = msgspec.structs.replace(wide("j1", [("n1", 4)]), sizes=(2, 4))
+    made = plan(some, timed("j2", 2, due=1050, lasts=1000))
+    assert made.actions == (Resize("j1", Reason.BY_DEADLINE, 2),)
+    shrunk = msgspec.structs.replace(some, gpus=1, workers=1, nodes=(("n1", 1),), sizes=(1, 3))
+    assert plan(shrunk).actions == (Resize("j1", Reason.BY_DEADLINE, 3),), "4 is not offered"

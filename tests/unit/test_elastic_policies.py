@@ -11,7 +11,7 @@ from skep.policy import registry
 from skep.policy.registry import make
 from skep.policy.schedulers.elasticflow import Stretch, Wants, deadline, fill
 from skep.policy.shares import Choice, share_out
-from skep.policy.sizes import known_speeds
+from skep.policy.sizes import fewest_workers, known_speeds, snapped
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant, seconds
 from tests.policy_kit import NOW, job, told, view
@@ -49,6 +49,20 @@ def test_only_sizes_that_a_job_offers_are_chosen() -> None:
     some = replace(elastic("j1", on=2, ran=5000, since=5000), sizes=(1, 2, 4))
     assert list(known_speeds(some)) == [1, 2, 4]
     assert plan("pollux", view([some], size=8, nodes=1, now=ROUND)) == "j1=4"
+
+
+def test_a_job_begins_with_a_size_that_it_offers_before_any_speed_is_known() -> None:
+    waits = replace(elastic("j1", 4, rates=()), sizes=(4, 8))
+    assert known_speeds(waits) == {4: 4.0}
+    assert fewest_workers(waits) == 4
+    assert fewest_workers(elastic("j1", 4)) == 1
+    assert fewest_workers(replace(elastic("j1", 2), sizes=(16,))) == 2, "those of its spec"
+
+
+def test_a_size_that_is_not_offered_becomes_the_next_smaller_one_or_the_smallest() -> None:
+    some = replace(elastic("j1", on=4), sizes=(2, 4, 8))
+    assert [snapped(some, workers) for workers in (1, 2, 3, 4, 7, 8)] == [2, 2, 2, 4, 4, 8]
+    assert snapped(elastic("j1", on=4), 3) == 3
 
 
 # --- Pollux ---------------------------------------------------------------------------------------
@@ -128,6 +142,14 @@ def test_shares_are_the_best_that_a_search_of_all_finds(seed: int) -> None:
     assert found["j1"].worth + found["j2"].worth == pytest.approx(best)
 
 
+def test_pollux_shares_with_a_job_that_does_not_offer_its_fair_share() -> None:
+    """An equal share is 3 of 8 GPUs, which the first job cannot have."""
+    old = {"ran": 5000, "since": 5000}
+    some = replace(elastic("j1", on=2, **old), sizes=(1, 2, 4, 8))
+    jobs = [some, elastic("j2", on=2, **old), elastic("j3", on=2, **old)]
+    assert plan("pollux", view(jobs, size=8, nodes=1, now=ROUND)) == "j2=3 j3=3"
+
+
 # --- ElasticFlow ----------------------------------------------------------------------------------
 
 
@@ -185,6 +207,17 @@ def test_optimus_can_begin_with_the_fewest_workers() -> None:
     seen = view(jobs, size=4, nodes=1, now=begins)
     assert plan("optimus", seen) == "+j2"
     assert plan("optimus", seen, fewest=True) == "j1=2 +j2 j2:1"
+
+
+def test_optimus_goes_from_one_offered_size_to_the_next() -> None:
+    begins = Instant(NOW // seconds(600) * seconds(600))
+    grows = replace(elastic("j1", on=2), sizes=(1, 2, 4, 8))
+    for gpus, text in ((3, ""), (7, "j1=4"), (8, "j1=8")):
+        seen = view([grows], size=gpus, nodes=1, now=begins)
+        assert plan("optimus", seen) == plan("optimus", seen, fewest=True) == text, gpus
+    waits = replace(elastic("j1", 4), sizes=(2, 4))
+    seen = view([waits], size=4, nodes=1, now=begins)
+    assert plan("optimus", seen, fewest=True) == "+j1 j1:2"
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,12 @@ def test_an_elastic_job_begins_narrower_where_that_is_close_if_it_is_asked_for()
     assert held(asks, narrower=True) == "+j3@n1 j3:2"
 
 
+def test_it_begins_only_with_a_size_that_it_offers() -> None:
+    asks = waits("j3", 4, 100, elastic=(1, 4))
+    assert held(replace(asks, sizes=(1, 3, 4)), narrower=True) == "+j3@n1 j3:1"
+    assert held(replace(asks, sizes=(3, 4)), narrower=True) == "?j3"
+
+
 def test_a_suspended_job_goes_back_to_its_own_nodes() -> None:
     away = waits("j3", 4, 100, phase=Phase.AWAY, nodes=(("n1", 2), ("n2", 2)))
     assert held(away) == "+j3@n1,n2"

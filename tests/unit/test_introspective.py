@@ -514,6 +514,19 @@ def test_who_has_grown_gives_back_what_a_new_job_needs_before_anybody_is_suspend
     assert tries(view([elastic("j1", "n1", workers=3, asked=3), other, new], nodes=1)) == []
 
 
+def test_who_has_grown_gives_back_down_to_a_size_that_it_offers() -> None:
+    """Four GPUs: it has three or four, and the new job needs one that is not free."""
+    other, new = gang("j2", ("n1", 1)), came("j3", 1)
+    grown = replace(elastic("j1", "n1", workers=3), sizes=(1, 3, 4))
+    assert plan(view([grown, other, new], nodes=1)).actions == (
+        Resize("j1", Reason.GPUS_NEEDED, 1),
+    )
+    # Where its spec asks for two, which it does not offer, it gives back nothing.
+    stays = replace(elastic("j1", "n1", workers=3, asked=2), sizes=(1, 3, 4))
+    made = plan(view([stays, other, new], nodes=1))
+    assert not [each for each in made.actions if isinstance(each, Resize)]
+
+
 def test_a_new_job_goes_where_it_would_had_nobody_grown_and_who_has_grown_there_shrinks() -> None:
     """Else a gang would be scattered over what is free."""
     grown, other = elastic("j1", "n1", workers=3), gang("j2", ("n2", 2))

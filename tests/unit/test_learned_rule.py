@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from skep.policy.plan import Following
+from skep.policy.plan import Following, Resize
 from skep.policy.schedulers.learned import YEAR_S, Learned
 from skep.policy.view import JobView, VcView
 from skep.units import Instant, after, seconds
-from skep.wire.learned import SCHEMA, LearnedAdvice
+from skep.wire.learned import SCHEMA, AdvisedMove, LearnedAdvice
 from skep.wire.reasons import Reason
 from tests.learned_kit import MODEL
 from tests.policy_kit import NOW, job, view
@@ -64,6 +64,16 @@ def test_an_elastic_job_counts_with_its_fewest_workers() -> None:
     wide = since(job("j1", 12, elastic=(2, 12)), 100)
     assert policy.judge(advised(wide)) is Reason.WAITED_TOO_LONG
     assert policy.judge(advised(since(job("j1", 12), 100))) is None
+
+
+def test_a_model_that_advises_a_size_that_is_not_offered_gets_a_smaller_one() -> None:
+    grows = job("j1", 2, on=[("n1", 2)], elastic=(1, 8))
+    begins = since(job("j2", 4, elastic=(1, 8)), 1)
+    some = [msgspec.structs.replace(each, sizes=(1, 2, 4, 8)) for each in (grows, begins)]
+    moves = (AdvisedMove(job="j1", workers=7), AdvisedMove(job="j2", workers=3))
+    plan = learned().plan(view(some, size=8, advised=advice(moves=moves)))
+    assert plan.actions == (Resize("j1", Reason.ADVISED, 4),)
+    assert [turn.workers for turn in plan.turns] == [2]
 
 
 @pytest.mark.parametrize(

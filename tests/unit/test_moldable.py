@@ -56,6 +56,10 @@ def test_a_job_has_what_pays_best_of_what_is_in_time(
     assert shown(plan(due("j1", within))) == [("j1", *split)]
 
 
+def test_a_job_has_only_placements_with_a_size_that_it_offers() -> None:
+    assert shown(plan(replace(due("j1", None), sizes=(1, 4)))) == [("j1", 1, 1)]
+
+
 def test_a_margin_makes_more_gpus_necessary_earlier() -> None:
     assert shown(plan(due("j1", 209), margin=0.05)) == [("j1", 2, 2)]
     assert shown(plan(due("j1", 210), margin=0.05)) == [("j1", 1, 2)]

@@ -50,8 +50,8 @@ def apply(state: ClusterState, fact: ChangeFact) -> None:
             job.successor.learned = {**job.successor.learned, fact.node: fact}
         case MemberLearned():
             job.learned = {**job.learned, fact.node: fact}
-            job.sizes = fact.sizes
             if job.known:
+                job.sizes = _sizes(job)
                 job.gives_back = "release" in job.can or "checkpoint" in job.can
         case JobChanging():
             _apply_changing(state, job, fact)
@@ -61,6 +61,17 @@ def apply(state: ClusterState, fact: ChangeFact) -> None:
             _apply_changed(state, job, fact)
         case GpusRegained():
             return_facts.apply_regained(state, job, fact)
+
+
+def _sizes(job: JobState) -> tuple[int, ...]:
+    """Return the sizes that all parts of an attempt offer, of those parts that name some.
+
+    If there is none, that is its present size: none at all would mean each that its spec allows.
+    """
+    named = [sizes for sizes in (job.learned[name].sizes for name in job.live) if sizes]
+    if not named:
+        return ()
+    return tuple(sorted(set(named[0]).intersection(*named))) or (job.size,)
 
 
 def forget(state: ClusterState, job: JobState) -> None:

@@ -198,8 +198,8 @@ class JobState(msgspec.Struct):
     learned: dict[str, MemberLearned] = {}
     """By node: what Skep can do with its part of the attempt."""
     sizes: tuple[int, ...] = ()
-    """The numbers of workers that it can have, as its ranks said last; none: each that its spec
-    allows. Another attempt begins with one of these, too."""
+    """The numbers of workers that it can have, as the ranks of all its nodes said last; none: each
+    that its spec allows. Another attempt begins with one of these, too."""
     asked: AskTaken | None = None
     """The latest request, while it waits for its turn."""
     change: OpenChange | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from skep.policy.plan import Action, Plan, Preempt, Resize
-from skep.policy.sizes import gpus_per_worker, offers, resizable
+from skep.policy.sizes import gpus_per_worker, offered, offers, resizable
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import Instant
 from skep.wire.reasons import Reason
@@ -55,7 +55,7 @@ def _shrinks(victims: Sequence[JobView], lacks: dict[str, int]) -> list[Action]:
         assert job.spec.elastic is not None, job
         each = gpus_per_worker(job)
         lack = lacks.get(job.pin, 0)
-        most = job.workers - job.spec.elastic.min
+        most = job.workers - offered(job, job.spec.elastic.min, job.workers)[0]
         gives = min(most, -(-lack // each))
         while 0 < gives < most and not offers(job, job.workers - gives):
             gives += 1
@@ -79,10 +79,14 @@ def gives_up(job: JobView) -> bool:
 
 
 def gave_up(job: JobView) -> int:
-    """Return how many workers a job has fewer than its spec says; 0 if it never gives up any."""
+    """Return how many workers a job has fewer than its spec says; 0 if it never gives up any.
+
+    Only sizes that it offers count.
+    """
     if job.spec.elastic is None or not job.spec.willing.shrink or not _sizeable(job):
         return 0
-    return max(job.spec.resources.workers - job.workers, 0)
+    larger = offered(job, job.workers + 1, job.spec.resources.workers)
+    return larger[-1] - job.workers if larger else 0
 
 
 def _sizeable(job: JobView) -> bool:

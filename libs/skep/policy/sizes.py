@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from skep.policy.view import JobView, Phase
 from skep.units import NS_PER_SECOND, Instant
+from skep.wire.spec import Elastic
 
 EXPLORED = 2
 """A job has at most this multiple of the largest size at which its speed is known (Pollux, section
@@ -35,6 +37,30 @@ def offers(job: JobView, workers: int) -> bool:
     return not job.sizes or workers == job.workers or workers in job.sizes
 
 
+def offered(job: JobView, least: int, most: int) -> Sequence[int]:
+    """Return the numbers of workers within bounds that a job can have (`offers`), fewest first."""
+    if not job.sizes:
+        return range(least, most + 1)
+    return sorted({each for each in (*job.sizes, job.workers) if least <= each <= most})
+
+
+def snapped(job: JobView, workers: int) -> int:
+    """Return the largest size up to `workers` that a job can have, or else its smallest one.
+
+    It needs no more GPUs than were asked for, unless the job can have no size that needs so few.
+    """
+    if job.spec.elastic is None or offers(job, workers):
+        return workers
+    smaller = offered(job, job.spec.elastic.min, workers)
+    return smaller[-1] if smaller else _least(job, job.spec.elastic)
+
+
+def _least(job: JobView, elastic: Elastic) -> int:
+    """Return the smallest size that a job can have."""
+    found = offered(job, elastic.min, elastic.max)
+    return found[0] if found else elastic.min
+
+
 def changeable(job: JobView) -> bool:
     """Return whether the size of a job can be changed, and its speed is known.
 
@@ -49,7 +75,7 @@ def fewest_workers(job: JobView) -> int:
     """Return with how many workers a waiting job can begin at least; 0: those of its spec only."""
     if job.spec.elastic is None or job.phase is not Phase.WAITING:
         return 0
-    return job.spec.elastic.min
+    return _least(job, job.spec.elastic)
 
 
 def gpus_per_worker(job: JobView) -> int:
@@ -71,17 +97,17 @@ def known_speeds(job: JobView) -> dict[int, float]:
     elastic = job.spec.elastic
     if elastic is None or job.phase is Phase.AWAY:
         return {job.workers: 1.0}
-    speeds = dict(_speeds(job.rates, elastic.min, elastic.max))
+    speeds = dict(_speeds(job.rates, elastic.min, elastic.max, _least(job, elastic)))
     return {each: rate for each, rate in speeds.items() if offers(job, each)} or speeds
 
 
 @lru_cache(maxsize=4096)
 def _speeds(
-    rates: tuple[tuple[int, int], ...], fewest: int, most: int
+    rates: tuple[tuple[int, int], ...], fewest: int, most: int, begins: int
 ) -> tuple[tuple[int, float], ...]:
-    """Return the speeds of `known_speeds` for what is known of them."""
+    """Return the speeds of `known_speeds` for what is known of them, at `begins` at least."""
     known = {workers: rate for workers, rate in rates if rate > 0}
-    most = min(most, max([*(EXPLORED * workers for workers in known), fewest]))
+    most = min(most, max([*(EXPLORED * workers for workers in known), begins]))
     found: list[tuple[int, float]] = []
     base = min(known, default=1)
     for workers in range(fewest, most + 1):

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from skep.perf.model.genie import Genie, Split, cost, cost_effective, rate
 from skep.policy.capacity import FreeCapacity, NodeCapacity, Place
 from skep.policy.plan import Turn
+from skep.policy.sizes import offers
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Duration
 from skep.wire.reasons import Reason
@@ -151,6 +152,7 @@ class Speeds:
             each,
             least,
             most,
+            job.sizes and (job.workers, *job.sizes),
             nodes,
             len(view.nodes),
             view.node_gpus,
@@ -162,7 +164,9 @@ class Speeds:
                 split
                 for split in _splits(nodes, view.node_gpus, each)
                 # No GPU has less than one sample of a mini-batch.
-                if least <= split.gpus // each <= most and split.gpus <= size.batch_size
+                if least <= split.gpus // each <= most
+                and split.gpus <= size.batch_size
+                and offers(job, split.gpus // each)
             ]
             rates = None
             if self._learned:

@@ -17,7 +17,7 @@ from skep.policy.gandiva.migrate import PAUSE, SURELY
 from skep.policy.gandiva.rules import ACTIONS_MAX, MILLI, Rules, cooling, families, spent
 from skep.policy.gandiva.state import UnitIndex, arrived
 from skep.policy.plan import Plan, Resize, Suspend
-from skep.policy.sizes import offers
+from skep.policy.sizes import offered, offers
 from skep.policy.view import JobView, NodeView, VcView
 from skep.units import Duration, Instant
 from skep.wire.reasons import Reason
@@ -62,7 +62,11 @@ def shrink(view: VcView, known: UnitIndex) -> tuple[list[Resize], dict[str, JobV
         if need.get(job.pin, 0) > 0:
             each = _gpus_per_worker(job)
             asked = job.spec.resources.workers
-            workers = max(asked, job.workers - -(-need[job.pin] // each))
+            enough = max(asked, job.workers - -(-need[job.pin] // each))
+            smaller = offered(job, asked, enough)
+            workers = smaller[-1] if smaller else offered(job, enough, job.workers)[0]
+            if workers == job.workers:
+                continue
             need[job.pin] -= (job.workers - workers) * each
             less[job.job] = _smaller(job, workers)
     return [Resize(name, Reason.GPUS_NEEDED, job.workers) for name, job in less.items()], less
@@ -76,7 +80,12 @@ def asked(known: UnitIndex) -> dict[str, JobView]:
     """
     if not known.comes:
         return {}
-    return {name: _smaller(job, job.spec.resources.workers) for name, job in known.grown.items()}
+    return {name: _smaller(job, _asked(job)) for name, job in known.grown.items()}
+
+
+def _asked(job: JobView) -> int:
+    """Return the smallest size that a job offers from that of its spec on."""
+    return offered(job, job.spec.resources.workers, job.workers)[0]
 
 
 def give(view: VcView, known: UnitIndex, plan: Plan, smaller: dict[str, JobView]) -> list[Resize]:
@@ -99,13 +108,18 @@ def give(view: VcView, known: UnitIndex, plan: Plan, smaller: dict[str, JobView]
         for name, other in left.items():
             ((node, _),) = other.nodes
             each = _gpus_per_worker(other)
-            least = other.spec.resources.workers
+            least = _asked(other)
             while place is None and other.pin == job.pin and left[name].workers > least:
                 # Nodes together may have more free than is left to the VC: then any serves.
                 if node not in turn.nodes and capacity.left(job.pin) >= job.gpus:
                     break
-                capacity.release(replace(other, workers=1, gpus=each, nodes=((node, each),)))
-                left[name] = _smaller(left[name], left[name].workers - 1)
+                had = left[name].workers
+                workers = offered(other, least, had - 1)[-1]
+                gives = (had - workers) * each
+                capacity.release(
+                    replace(other, workers=had - workers, gpus=gives, nodes=((node, gives),))
+                )
+                left[name] = _smaller(left[name], workers)
                 place = capacity.fit(job, turn.nodes)
         if place is not None:
             capacity.take(job, place)

@@ -36,7 +36,7 @@ from skep.policy.powers import Powers
 from skep.policy.preempt import preempt_for
 from skep.policy.roster import Course, Courses, Key, Roster
 from skep.policy.shrinking import gave_up, shrink_first
-from skep.policy.sizes import changeable, gpus_per_worker
+from skep.policy.sizes import changeable, gpus_per_worker, offered, offers
 from skep.policy.symmetric import LEARNED, MeasuredRow, ModelRow, Speeds
 from skep.policy.view import STOPPABLE, JobView, Phase, VcView
 from skep.units import Instant, seconds
@@ -290,13 +290,20 @@ def _known(left: int | None) -> int:
 
 
 def _begin(turn: Turn, job: JobView | None) -> Turn:
-    """Return the turn of an elastic job with the workers that were promised to suffice."""
+    """Return the turn of an elastic job with the workers that were promised to suffice.
+
+    One that does not offer this size begins with the next larger one that it offers, or else with
+    that of its spec.
+    """
     if job is None or job.phase is not Phase.WAITING or job.spec.elastic is None:
         return turn
     workers = promised(job).workers
     if not workers or workers == job.workers:
         return turn
-    return Turn(turn.job, turn.why, workers=workers)
+    suffice = offered(job, workers, max(workers, job.spec.elastic.max))
+    if not suffice or suffice[0] == job.workers:
+        return turn
+    return Turn(turn.job, turn.why, workers=suffice[0])
 
 
 def _needed(job: JobView, now: Instant) -> int:
@@ -310,4 +317,4 @@ def _needed(job: JobView, now: Instant) -> int:
         return 0
     work = left * rates.get(job.workers, 0)
     able = [size for size, rate in job.rates if rate and now + work // rate <= due]
-    return min((size for size in able if size > job.workers), default=0)
+    return min((size for size in able if size > job.workers and offers(job, size)), default=0)

@@ -18,7 +18,7 @@ from skep.policy.capacity import FreeCapacity, Place, fewest_nodes, fit_close
 from skep.policy.parts import check_one_or_more, queued
 from skep.policy.plan import Plan, Turn, Withheld
 from skep.policy.powers import Powers
-from skep.policy.sizes import UNKNOWN, fewest_workers, gpus_per_worker
+from skep.policy.sizes import UNKNOWN, fewest_workers, gpus_per_worker, offered
 from skep.policy.view import HOLDING, JobView, VcView
 from skep.units import Duration, Instant, seconds
 from skep.wire.reasons import Reason
@@ -127,7 +127,7 @@ class Hold(Policy, frozen=True):
             return job, close
         if self.narrower and fewest_workers(job):
             each = gpus_per_worker(job)
-            for workers in range(job.workers - 1, fewest_workers(job) - 1, -1):
+            for workers in reversed(offered(job, fewest_workers(job), job.workers - 1)):
                 less = msgspec.structs.replace(job, workers=workers, gpus=workers * each)
                 close = fit_close(less, capacity, fewest_nodes(less, view))
                 if close is not None:

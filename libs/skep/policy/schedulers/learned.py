@@ -23,7 +23,7 @@ from skep.policy.capacity import FreeCapacity, fewest_nodes, fit_close
 from skep.policy.parts import queued
 from skep.policy.plan import Following, Plan, Resize, Turn, Withheld
 from skep.policy.powers import Powers
-from skep.policy.sizes import fewest_workers, gpus_per_worker, resizable
+from skep.policy.sizes import fewest_workers, gpus_per_worker, resizable, snapped
 from skep.policy.view import HOLDING, JobView, Phase, VcView
 from skep.units import Duration, Instant, after, seconds
 from skep.wire.following import LEARNED, MARGIN_MILLI
@@ -321,7 +321,7 @@ def follow(view: VcView, advised: LearnedAdvice) -> Plan:
     """Return what advice comes to as a plan.
 
     Moves of jobs that have ended or begun since are passed over, and so are those that cannot be
-    made as things are.
+    made as things are. No model knows which sizes a job offers: it has one near the advised size.
 
     Args:
         view: The VC.
@@ -334,7 +334,7 @@ def follow(view: VcView, advised: LearnedAdvice) -> Plan:
         moves.setdefault(move.job, move)
         moves[move.job] = replace(move, spread=move.spread or moves[move.job].spread)
     jobs = {job.job: job for job in view.jobs}
-    known = [(jobs[name], move) for name, move in moves.items() if name in jobs]
+    known = [(jobs[name], _sized(jobs[name], move)) for name, move in moves.items() if name in jobs]
     actions = tuple(_resizes(capacity, known))
     holds = [Withheld(name, Reason.HELD_BY_MODEL) for name in advised.holds if name not in moves]
     turns: list[Turn] = []
@@ -353,6 +353,11 @@ def follow(view: VcView, advised: LearnedAdvice) -> Plan:
         holds=tuple(holds),
         behind=Reason.WAITS_FOR_GPUS,
     )
+
+
+def _sized(job: JobView, move: AdvisedMove) -> AdvisedMove:
+    """Return a move to a size that the job offers."""
+    return replace(move, workers=snapped(job, move.workers)) if move.workers else move
 
 
 def _resizes(capacity: FreeCapacity, known: list[tuple[JobView, AdvisedMove]]) -> Iterator[Resize]:

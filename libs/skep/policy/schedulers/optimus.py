@@ -5,6 +5,8 @@ Source: Optimus (EuroSys 2018), section 4.1; DL², section 6.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import ClassVar
 
 import msgspec
@@ -13,7 +15,7 @@ from skep.policy.api import Policy
 from skep.policy.parts import LATE_DIVISOR, by_arrival, check_one_or_more, queued, turns_for
 from skep.policy.plan import Plan, Resize, Turn
 from skep.policy.powers import Powers
-from skep.policy.sizes import fewest_workers, gpus_per_worker, known_speeds
+from skep.policy.sizes import fewest_workers, gpus_per_worker, known_speeds, offered, offers
 from skep.policy.view import JobView, Phase, VcView
 from skep.units import NS_PER_SECOND, Instant
 from skep.wire.reasons import Reason
@@ -23,9 +25,10 @@ class Optimus(Policy, frozen=True):
     """Every `every_s` seconds GPUs are shared out anew among the elastic jobs that run.
 
     Each gets its fewest workers. Then one worker more goes to the job whose remaining time falls
-    the most for it, per GPU, until the GPUs are used up or no job gains. Waiting jobs come first,
-    in order of arrival, with the workers of their spec; no job is stopped. Parameter servers stay
-    as they are: their predicted speeds are not in the view.
+    the most for it, per GPU, until the GPUs are used up or no job gains. A job that offers only
+    some sizes gets as many more as lead to the next one. Waiting jobs come first, in order of
+    arrival, with the workers of their spec; no job is stopped. Parameter servers stay as they are:
+    their predicted speeds are not in the view.
 
     Only jobs whose rates are predicted are resized: those whose family was measured at two sizes or
     more (`JobView.rates`). For all others this is an order of arrival.
@@ -108,29 +111,44 @@ def share_out(elastic: list[JobView], view: VcView, free: int) -> dict[str, int]
         view: The VC.
         free: GPUs that are free beside these jobs.
     """
-    rates = {job.job: dict(job.rates) for job in elastic}
+    rates = {
+        job.job: {size: rate for size, rate in job.rates if offers(job, size)} for job in elastic
+    }
+    larger = {job.job: _larger(job, rates[job.job]) for job in elastic}
     shares = {job.job: min(rates[job.job]) for job in elastic}
     left = free + sum((job.workers - shares[job.job]) * _gpus_per_worker(job) for job in elastic)
     while True:
-        gains = [
-            (_gain(job, rates[job.job], shares[job.job], view), -job.sequence, job)
+        steps = [
+            (job, shares[job.job], larger[job.job][shares[job.job]])
             for job in elastic
-            if shares[job.job] + 1 in rates[job.job] and _gpus_per_worker(job) <= left
+            if shares[job.job] in larger[job.job]
+        ]
+        gains = [
+            (_gain(job, rates[job.job], now, then, view), -job.sequence, job)
+            for job, now, then in steps
+            if (then - now) * _gpus_per_worker(job) <= left
         ]
         best = max(gains, key=lambda each: each[:2], default=None)
         if best is None or best[0] <= 0:
             return shares
-        shares[best[2].job] += 1
-        left -= _gpus_per_worker(best[2])
+        now = shares[best[2].job]
+        shares[best[2].job] = larger[best[2].job][now]
+        left -= (shares[best[2].job] - now) * _gpus_per_worker(best[2])
 
 
-def _gain(job: JobView, rates: dict[int, int], workers: int, view: VcView) -> float:
-    """Return the remaining nanoseconds that one worker more saves, per GPU."""
+def _larger(job: JobView, rates: Mapping[int, int]) -> dict[int, int]:
+    """Return by size the next larger one that a job can have, if the rate of that is known."""
+    sizes = offered(job, min(rates), max(rates))
+    return {now: then for now, then in pairwise(sizes) if then in rates}
+
+
+def _gain(job: JobView, rates: Mapping[int, int], now: int, then: int, view: VcView) -> float:
+    """Return the remaining nanoseconds that a step to a larger size saves, per GPU."""
     remaining = job.remaining(view.now) or 0
-    speed = rates.get(job.workers, 0)
-    if not rates[workers] or not rates[workers + 1]:
+    speed, gpus = rates.get(job.workers, 0), (then - now) * _gpus_per_worker(job)
+    if not rates[now] or not rates[then]:
         return 0.0
-    return remaining * speed * (1 / rates[workers] - 1 / rates[workers + 1]) / _gpus_per_worker(job)
+    return remaining * speed * (1 / rates[now] - 1 / rates[then]) / gpus
 
 
 def _with_all_speeds(job: JobView) -> JobView:

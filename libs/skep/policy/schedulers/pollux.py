@@ -151,7 +151,7 @@ class Pollux(Policy, frozen=True):
             larger = [k for k in speeds if own < k <= EXPLORED * own]
             if max((speeds[k] for k in larger), default=0.0) < GAINS_LEAST * speeds[own]:
                 speeds |= {k: speeds[own] * k / own for k in larger}
-        equal = min(max(round(fair / each), min(speeds)), max(speeds))
+        equal = min(speeds, key=lambda workers: abs(workers - round(fair / each)))
         age = (now - job.submitted_at) / NS_PER_SECOND
         kept = max(age - max(job.starts - 1, 0) * self.restart_s, 0.0) / (
             age + self.restart_s + 1e-9

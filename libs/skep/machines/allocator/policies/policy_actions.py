@@ -29,6 +29,8 @@ from skep.wire.facts import ReservationDropped
 from skep.wire.reasons import Reason
 
 WHY = Reason.PREEMPTED_BY_POLICY
+NO_MISTAKES = frozenset({Reason.NOT_RUNNING, Reason.SIZE_NOT_OFFERED})
+"""Why an action that a policy may mean cannot be done."""
 
 
 def act(tx: Transaction, job: JobState, action: Action, policy: str, now: Instant) -> int:
@@ -65,7 +67,8 @@ def act(tx: Transaction, job: JobState, action: Action, policy: str, now: Instan
 def illegal(state: ClusterState, job: JobState, action: Action) -> Refused | None:
     """Return why an action can never be meant of a job as it is; None if it can.
 
-    What only cannot be done now (no room, a change under way) is no mistake of the policy's.
+    What only cannot be done now (no room, a change under way) is no mistake of the policy's. Nor is
+    a size that the ranks of the job do not offer: they say so while it runs, and may say it anew.
     """
     wish: Ask
     match action:
@@ -87,7 +90,7 @@ def illegal(state: ClusterState, job: JobState, action: Action) -> Refused | Non
     if not _calm(job) or job.state is not State.RUNNING or not job.known:
         return None
     refused = requests.refusal(state, job, wish)
-    return None if refused is not None and refused.why is Reason.NOT_RUNNING else refused
+    return None if refused is not None and refused.why in NO_MISTAKES else refused
 
 
 def go_on(tx: Transaction, job: JobState, nodes: tuple[str, ...], now: Instant) -> int:
