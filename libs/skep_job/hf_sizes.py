@@ -140,7 +140,7 @@ def _random_states(states: dict[str, Any], *, alone: bool) -> dict[str, Any]:
     for name, state in states.items():
         if name in HOSTS_RANDOM:
             continue
-        device = getattr(torch, name, None)
+        device: Any = getattr(torch, name, None)
         count = max(device.device_count() if hasattr(device, "device_count") else 1, 1)
         several = list(state) if isinstance(state, (list, tuple)) else [state]
         several = [several[number % len(several)] for number in range(count)]

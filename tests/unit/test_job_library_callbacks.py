@@ -203,7 +203,7 @@ def test_random_generators_are_found_by_rank(
     here = torch.get_rng_state()
     for name in written:
         devices = here if name == "rng_state.pth" else [here]
-        numpy = np.random.get_state()  # noqa: NPY002  as the Trainer stores it
+        numpy = np.random.get_state()
         torch.save({"python": name, "numpy": numpy, "cpu": here, "cuda": devices}, tmp_path / name)
     hf_sizes.choose_random(tmp_path, rank, world)
     assert [each.name for each in tmp_path.iterdir()] == [expected] * bool(expected)

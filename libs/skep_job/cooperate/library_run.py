@@ -72,7 +72,11 @@ class Files:
         return with_others(files, failed, self.group)
 
     def _written(self) -> dict[str, Any]:
-        """Have the library write; return the files of this rank."""
+        """Have the library write; return the files of this rank.
+
+        Raises:
+            Broken: The training is over, or the memory of the model was given back.
+        """
         if self.save is None:
             reason = "only the first training of a process is stored, and it is over"
             raise Broken(reason)
