@@ -170,7 +170,7 @@ def test_no_member_gathers_before_all_are_known_to(verdict: str, given: str, gat
     gang._orders = said = Said()  # type: ignore[assignment]
     gathered: list[object] = []
     gang._snapshot = dict  # type: ignore[assignment, method-assign]
-    gang.regroup = SimpleNamespace(  # type: ignore[assignment]
+    gang.regroup = SimpleNamespace(
         splits=False, gathers=True, offer=lambda *words: gathered.append(words), close=list
     )
     round_ = Gathering(verdict, given)

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import sys
-import time
+import threading
 from pathlib import Path
 
 import quick_torch  # noqa: F401 - PyTorch starts twice as fast
@@ -58,7 +58,7 @@ def hold() -> None:
     word = sys.stdin.readline().strip()
     control = current().control
     while not {"due": gang.gang.due, "order": control.held or control.due}.get(word, True):
-        time.sleep(0.002)
+        threading.Event().wait(0.002)
 
 
 def train(folder: Path | None) -> None:
