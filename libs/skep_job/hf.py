@@ -29,7 +29,15 @@ from skep_job.cooperate.library_run import LibraryRun
 from skep_job.cooperate.run import Extra, UsageError
 from skep_job.elastic.library import Regrouped
 from skep_job.elastic.micro_batches import accumulation
-from skep_job.hf_sizes import Made, backend_of, choose_random, offered, why_fixed
+from skep_job.hf_sizes import (
+    Made,
+    backend_of,
+    choose_random,
+    load_callbacks,
+    offered,
+    share_tokens,
+    why_fixed,
+)
 
 LOGGED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 """What the Trainer's next report of the loss is made of, beside `_tr_loss`. Each version has some
@@ -164,6 +172,8 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         if why:
             message = f"elastic={elastic}: {why}; leave out `elastic`"
             raise UsageError(message)
+        if trainer.args.world_size < 2:
+            share_tokens(trainer.args)
         self._made = Made(trainer)
         self._run.keep("hf.micro_batches", Extra(lambda: self._micro_batches, lambda _: None))
         joins = gang.joins()
@@ -180,6 +190,8 @@ class SkepCallback(TrainerCallback):  # type: ignore[misc]
         if folder is not None or not joins:
             self._micro_batches = self._run.taken("hf.micro_batches") or self._micro_batches
             self._fit(folder, renew=joins)
+        if folder is not None and joins:
+            load_callbacks(trainer, folder)
         return str(folder) if folder is not None else None
 
     def _divided(self, samples: int) -> int:

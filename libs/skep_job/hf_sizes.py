@@ -8,13 +8,17 @@ added in another order. What is dealt out in other ways is not resized (`why_fix
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.state import GradientState
 from transformers import Trainer
+from transformers import trainer as of_trainer
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 
 from skep_job.elastic import micro_batches
@@ -32,6 +36,9 @@ OWN_DATA = (
 """Methods by which a Trainer gets its data and goes over them: a subclass may deal them out in
 another way (TRL's GRPOTrainer does)."""
 RANDOM = "rng_state"
+HOSTS_RANDOM = ("python", "numpy", "cpu", "xla")
+"""The random generators that the Trainer stores in one way, alone and among others. Those of
+devices are one generator's state when it is alone, and a list of all devices' among others."""
 
 
 def why_fixed(trainer: Any) -> str:
@@ -54,6 +61,7 @@ def why_fixed(trainer: Any) -> str:
             "its model is split over ranks",
         ),
         (args.n_gpu > 1, "one process trains on several GPUs"),
+        (args.ignore_data_skip, "ignore_data_skip has it begin the data anew at each change"),
         (args.auto_find_batch_size, "auto_find_batch_size changes its batches"),
         (
             sampling not in ("random", "sequential") or getattr(args, "group_by_length", False),
@@ -63,7 +71,7 @@ def why_fixed(trainer: Any) -> str:
         (not config.use_seedable_sampler, "use_seedable_sampler is off: its order is not kept"),
         (not config.even_batches, "even_batches is off"),
         (
-            loss and not getattr(args, "average_tokens_across_devices", False),
+            loss and not _shares_tokens(args),
             "average_tokens_across_devices is off: each rank's tokens weigh by their number",
         ),
         (trainer.neftune_noise_alpha is not None, "NEFTune's noise would be added twice"),
@@ -119,6 +127,64 @@ def choose_random(folder: Path, rank: int, world: int) -> None:
     for each in folder.glob(f"{RANDOM}*.pth"):
         each.unlink()
     wanted.write_bytes(content)
+    if (ranks < 2) != (world < 2):
+        allowed = getattr(of_trainer, "safe_globals", contextlib.nullcontext)  # as it reads them
+        with allowed():
+            states = torch.load(wanted, weights_only=True)
+        torch.save(_random_states(states, alone=world < 2), wanted)
+
+
+def _random_states(states: dict[str, Any], *, alone: bool) -> dict[str, Any]:
+    """Return random generators as the Trainer stores them when it is alone, or among others."""
+    found = dict(states)
+    for name, state in states.items():
+        if name in HOSTS_RANDOM:
+            continue
+        device: Any = getattr(torch, name, None)
+        count = max(device.device_count() if hasattr(device, "device_count") else 1, 1)
+        several = list(state) if isinstance(state, (list, tuple)) else [state]
+        several = [several[number % len(several)] for number in range(count)]
+        found[name] = several[0] if alone else several
+    return found
+
+
+def load_callbacks(trainer: Any, folder: Path) -> None:
+    """Have a newcomer's callbacks count on from the others': all are to stop at the same step.
+
+    The Trainer does so only where `restore_callback_states_from_checkpoint` is set, and makes them
+    anew.
+
+    Args:
+        trainer: The Trainer; its callbacks are changed.
+        folder: The checkpoint.
+    """
+    stored = json.loads((folder / "trainer_state.json").read_text()).get("stateful_callbacks")
+    for name, states in (stored or {}).items():
+        named = [
+            each
+            for each in trainer.callback_handler.callbacks
+            if isinstance(each, ExportableState) and type(each).__name__ == name
+        ]
+        several = states if isinstance(states, list) else [states]
+        for callback, state in zip(named, several, strict=False):
+            for attribute, value in state.get("attributes", {}).items():
+                setattr(callback, attribute, value)
+
+
+def share_tokens(args: Any) -> None:
+    """Have losses be means over the tokens of all ranks: 4.57 turns that off in a rank alone.
+
+    Args:
+        args: The arguments of a Trainer whose size can be changed; changed.
+    """
+    if hasattr(args, "average_tokens_across_devices"):
+        args.average_tokens_across_devices = True
+
+
+def _shares_tokens(args: Any) -> bool:
+    """Return whether losses are means over the tokens of all ranks, or can be made so."""
+    asked = getattr(args, "average_tokens_across_devices", None)
+    return bool(asked) or (asked is not None and args.world_size < 2)
 
 
 class Made:
@@ -156,7 +222,8 @@ class Made:
         with seated(seat.rank, seat.world):
             args._setup_devices  # noqa: B018  it is made by being asked for
             trainer.create_accelerator_and_postprocess()
-        torch.manual_seed(self._seed)  # The order of the samples comes from it.
+        # The order of the samples comes from it; `torch.manual_seed` would set the devices' too.
+        torch.default_generator.manual_seed(self._seed)
 
 
 def _method(kind: type, name: str) -> object:

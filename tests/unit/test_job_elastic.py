@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from skep_job.elastic.agreement import Plan, folder, read_plan
+from skep_job.elastic.agreement import COMMIT, Plan, StoreLost, folder, read_plan
 from skep_job.elastic.data_shares import share
-from skep_job.elastic.gang import Gang
+from skep_job.elastic.gang import Gang, GangLost
 from skep_job.elastic.parts import Clock, Seat, rules
 
 MESSAGE: dict[str, object] = {
@@ -134,3 +135,51 @@ def test_a_member_stays_away_from_a_change_that_was_withdrawn_while_it_connected
     error = "it was withdrawn before this member was connected"
     assert said.words == [("failed", {"order": 4, "what": "rescale", "error": error})]
     assert gang._plan_due is None
+
+
+class Gathering:
+    """A change whose store is lost, or says what it does, once a member is at the step."""
+
+    def __init__(self, verdict: str, given: str = "") -> None:
+        self.store, self.verdict_, self.given = None, verdict, given
+        self.gave: list[str] = []
+
+    def match(self, *_: object) -> bool:
+        return True
+
+    def arrive(self, *_: object) -> dict[int, dict[str, object]]:
+        return {}
+
+    def verdict(self) -> str:
+        if self.verdict_ == "lost":
+            raise StoreLost(self.verdict_)
+        return self.verdict_
+
+    def give(self, why: str, *_: object) -> str:
+        self.gave.append(why)
+        return self.given
+
+
+@pytest.mark.parametrize(
+    "verdict, given, gathers",
+    [("another refused", "", 0), (COMMIT, "another cannot write", 1), ("lost", "", 0)],
+)
+def test_no_member_gathers_before_all_are_known_to(verdict: str, given: str, gathers: int) -> None:
+    """Else it meets one that trains on in a collective that is not the same."""
+    gang = Gang(rules((1, 4), 8), lambda: 17, None)  # type: ignore[arg-type]
+    gang._orders = said = Said()  # type: ignore[assignment]
+    gathered: list[object] = []
+    gang._snapshot = dict  # type: ignore[assignment, method-assign]
+    gang.regroup = SimpleNamespace(
+        splits=False, gathers=True, offer=lambda *words: gathered.append(words), close=list
+    )
+    round_ = Gathering(verdict, given)
+    gang._round = lambda _: round_  # type: ignore[assignment, method-assign, return-value]
+    gang._plan_due = read_plan(MESSAGE)
+    if verdict == "lost":
+        with pytest.raises(GangLost, match="the store was lost at the step of a change"):
+            gang.boundary()
+    else:
+        assert not gang.boundary()
+        assert [fields["error"] for _, fields in said.words] == [given or verdict]
+    assert len(gathered) == len(round_.gave) == gathers

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,8 +174,14 @@ def test_a_trainer_says_which_sizes_keep_its_global_batches(tmp_path: Path) -> N
         (trainer(accelerator_config={"split_batches": True}), "accelerate divides its batches"),
         (trainer(accelerator_config=seeds), "use_seedable_sampler is off"),
         (trainer(auto_find_batch_size=True), "auto_find_batch_size changes its batches"),
+        (trainer(ignore_data_skip=True), "ignore_data_skip has it begin the data anew"),
     ):
         assert hf_sizes.why_fixed(given).startswith(why)
+    alone = trainer(average_tokens_across_devices=False)
+    alone.model_accepts_loss_kwargs = True  # 4.57 turns it off in a rank that is alone.
+    assert hf_sizes.why_fixed(alone) == ""
+    hf_sizes.share_tokens(alone.args)
+    assert alone.args.average_tokens_across_devices
 
 
 @pytest.mark.parametrize(
@@ -193,12 +200,43 @@ def test_random_generators_are_found_by_rank(
         needs.skip("transformers is not installed")
     from skep_job import hf_sizes
 
+    here = torch.get_rng_state()
     for name in written:
-        (tmp_path / name).write_text(name)
+        devices = here if name == "rng_state.pth" else [here]
+        numpy = np.random.get_state()
+        torch.save({"python": name, "numpy": numpy, "cpu": here, "cuda": devices}, tmp_path / name)
     hf_sizes.choose_random(tmp_path, rank, world)
     assert [each.name for each in tmp_path.iterdir()] == [expected] * bool(expected)
     if expected:
-        assert (tmp_path / expected).read_text() == written[rank % len(written)]
+        found = torch.load(tmp_path / expected, weights_only=False)
+        assert found["python"] == written[rank % len(written)]
+        assert isinstance(found["cuda"], list) == (world > 1)
+        assert torch.equal(found["cuda"][0] if world > 1 else found["cuda"], here)
+
+
+def test_callbacks_of_a_newcomer_count_on_from_those_of_the_others(tmp_path: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        needs.skip("transformers is not installed")
+    from transformers import EarlyStoppingCallback, TrainerState
+    from transformers.trainer_callback import TrainerControl
+
+    from skep_job import hf_sizes
+
+    def trainer(*counted: int) -> Any:
+        callbacks = [EarlyStoppingCallback(3) for _ in counted]
+        for each, count in zip(callbacks, counted, strict=True):
+            each.early_stopping_patience_counter = count
+        handler = type("Handler", (), {"callbacks": [object(), *callbacks]})()
+        return type("Trainer", (), {"callback_handler": handler})()
+
+    for counted in ((2,), (1, 2), ()):
+        stateful = trainer(*counted).callback_handler.callbacks[1:]
+        state = TrainerState(stateful_callbacks=[*stateful, TrainerControl()])
+        state.save_to_json(str(tmp_path / "trainer_state.json"))
+        newcomer = trainer(*[0 for _ in counted])
+        hf_sizes.load_callbacks(newcomer, tmp_path)
+        found = newcomer.callback_handler.callbacks[1:]
+        assert [each.early_stopping_patience_counter for each in found] == list(counted)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from skep_job import accelerate_loop
 from skep_job.cooperate.begin import begin_library
-from skep_job.cooperate.library_run import FILES_MAX, Files, LibraryRun, _read, _write
+from skep_job.cooperate.library_run import FILES_MAX, Files, LibraryRun, _place, _read, _write
 from skep_job.cooperate.run import Extra, Run, UsageError
 from skep_job.data.loader_place import LoaderPlace, placeable
 from skep_job.elastic.library import LibraryGang, _State
@@ -158,6 +159,30 @@ def test_what_a_rank_has_written_stays_until_the_run_goes_on_from_it() -> None:
     assert (folder / "state").read_bytes() == b"weights"
     assert run.taken("of") == "the first"
     run.forget()
+
+
+def test_files_that_cannot_be_put_undo_the_change_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skep_job.cooperate.library_run.FAST", tmp_path)
+    run = LibraryRun()
+    parts = LibraryGang(run, rules((1, 4), 100)).parts
+    data = torch.zeros(3, dtype=torch.uint8)
+    run.put({"of an earlier change": data}, 1)
+    run.put({"state": data}, 1)
+    [folder] = tmp_path.iterdir()
+    assert [each.name for each in folder.iterdir()] == ["state"]
+    files = run.files
+    files.found = {"state": data}
+    parts.undo()  # The newcomer did not become a member.
+    assert not run.files.found
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="File name too long"):
+        run.put({"state": data, "x" * 1_000: data}, 1)
+    assert list(tmp_path.iterdir()) == []
+    room = shutil.disk_usage(tmp_path).free
+    assert _place(room // 5) == tmp_path
+    assert _place(4 * (room // 5)) is None, "four ranks of a host put so much at once"
 
 
 def test_a_second_training_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:

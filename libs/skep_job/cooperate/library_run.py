@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from skep_job.cooperate.run import Run, Under
 from skep_job.elastic.rank_files import of_all_ranks, with_others
+from skep_job.link.orders import describe
 from skep_job.state.random_state import State
 from skep_job.state.snapshot import host_bytes, is_released
 from skep_job.state.transfer import Broken
@@ -47,18 +48,36 @@ class Files:
         self.found: dict[str, Any] | None = None
         """The bytes of files by their paths, as an earlier process left them."""
         self.training = False
-        self.of_a_gang = False
-        """Whether the first rank has the files of all ranks: the next ranks may be others."""
+        self.group: Any = None
+        """A process group of gloo's, by which the first rank gets the files of all ranks: the next
+        ranks may be others. None: each rank keeps its own, or is alone."""
 
     def state_dict(self) -> dict[str, Any]:
         """Have the library write, and return the bytes of each file by its path.
 
         Raises:
+            Broken: The training is over, or the memory of the model was given back; in a gang, any
+                rank could not write its files.
+        """
+        if self.save is None and not self.training:
+            return {}
+        if self.group is None:
+            return self._written()
+        files: dict[str, Any] = {}
+        failed = ""
+        try:
+            files = self._written()
+        except Exception as error:  # The others wait: they hear of it, and fail alike.
+            failed = describe(error)
+        return with_others(files, failed, self.group)
+
+    def _written(self) -> dict[str, Any]:
+        """Have the library write; return the files of this rank.
+
+        Raises:
             Broken: The training is over, or the memory of the model was given back.
         """
         if self.save is None:
-            if not self.training:
-                return {}
             reason = "only the first training of a process is stored, and it is over"
             raise Broken(reason)
         if is_released(dict(self.model.named_parameters())):
@@ -66,10 +85,7 @@ class Files:
             raise Broken(reason)
         with _folder(_size(self.model)) as folder:
             self.save(folder)
-            files = dict(_read(folder))
-        if not self.of_a_gang:
-            return files
-        return with_others(files)
+            return dict(_read(folder))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the bytes of files until the library asks for them."""
@@ -89,6 +105,8 @@ class LibraryRun(Run):
         self._chance: State | None = None
         self._taken: dict[str, Any] = {}
         self._folder: Path | None = None
+        self._ready: Path | None = None
+        """Where the files are that the training will go on from in another gang."""
 
     def join(self, gang: LibraryGang, under: Under | None) -> None:
         """Be a rank of a gang that may change its size. Called once, before all else.
@@ -126,7 +144,6 @@ class LibraryRun(Run):
             return None
         self._started = True
         self.files.model = model
-        self.files.of_a_gang = self.gang is not None
         joined = self.gang is not None and self.gang.joins()
         place = self._under.start(self)
         self.files.save, self.files.training = save, True
@@ -134,21 +151,45 @@ class LibraryRun(Run):
             return None
         if self.gang is not None and joined:
             self.gang.parts.taken()
-            return self._go_on(place, self.files.found or {})
-        return self._go_on(place, of_all_ranks(self.files.found or {}))
+        else:
+            near = os.environ.get("LOCAL_WORLD_SIZE", "")
+            found = of_all_ranks(self.files.found or {}, self.files.group)
+            self.put(found, int(near) if near.isdecimal() else 1)
+        return self._go_on(place)
 
     def again(self) -> Path:
         """Begin the training anew in another gang, behind `Regrouped`; return the folder."""
         assert self.gang is not None, "no gang was changed"
-        return self._go_on(self.gang.parts.taken(), self.files.found or {})
+        return self._go_on(self.gang.parts.taken())
 
-    def _go_on(self, place: dict[str, Any], files: dict[str, Any]) -> Path:
+    def put(self, files: dict[str, Any], near: int) -> None:
+        """Put files where the library will read them.
+
+        Args:
+            files: Their bytes by their paths.
+            near: How many ranks of this host do so at once.
+
+        Raises:
+            OSError: There is no room for them.
+            Broken: A path leads out of the folder.
+        """
+        self.drop()
+        self._ready = _write(files, near)
+
+    def drop(self) -> None:
+        """Remove what was put, if the training has not gone on from there."""
+        folder, self._ready = self._ready, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _go_on(self, place: dict[str, Any]) -> Path:
         """Be at a place, whose files are put where the library reads them."""
+        assert self._ready is not None, "no files were put"
         self._steps, self._chance = place["steps"], place["chance"] or None
         self._taken = place["extras"]
         self.files.found = None
         self.forget()
-        self._folder = _write(files, _size(self.files.model))
+        self._folder, self._ready = self._ready, None
         return self._folder
 
     def offer(self, sizes: tuple[int, ...], backend: str) -> None:
@@ -278,13 +319,28 @@ def _read(folder: Path) -> Iterator[tuple[str, Any]]:
         yield file.relative_to(folder).as_posix(), data
 
 
-def _write(found: Mapping[str, Any], size: int) -> Path:
+def _write(found: Mapping[str, Any], near: int) -> Path:
     """Put files into a new folder; return it.
+
+    Args:
+        found: Their bytes by their paths.
+        near: How many ranks of this host do so at once.
 
     Raises:
         Broken: A path leads out of the folder.
+        OSError: There is no room for them.
     """
+    size = near * sum(int(data.numel()) for data in found.values())
     folder = Path(tempfile.mkdtemp(prefix="skep-library-", dir=_place(size)))
+    try:
+        _fill(folder, found)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _fill(folder: Path, found: Mapping[str, Any]) -> None:
     for name, data in found.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
@@ -294,4 +350,3 @@ def _write(found: Mapping[str, Any], size: int) -> Path:
         view, alive = host_bytes(data)
         (folder / path).write_bytes(view)
         del view, alive
-    return folder

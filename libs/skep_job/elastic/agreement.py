@@ -8,6 +8,8 @@ Two ballots, each decided by the first vote that the store sees (compare-and-set
 members read the same result whatever they knew when they voted: the first says whether the old gang
 may be left, the second whether the new one stands. Until the first is decided nothing has been
 touched; between the two the survivors still have all the state, and every old member still exists.
+Where the ranks gather their state together, a ballot between the two says whether they all could:
+the old group is left behind that one only.
 
 What a member waits for has a deadline here, and a member that gives up waiting votes before it
 leaves. A store that is lost raises `StoreLost`: no later vote will be seen by anyone.
@@ -29,6 +31,7 @@ CLOCK_SLACK_S = 0.1
 
 COMMIT, DONE = "commit", "done"
 LAYOUT, VERDICT, OUTCOME, STEP = "layout", "verdict", "outcome", "step"
+GIVEN = "given"
 NOTHING = "-"
 TEXT_MAX = 500
 """Characters of a reason: it is a sentence."""
@@ -286,6 +289,33 @@ class Round:
         return int(self._vote(STEP, str(step)))
 
     # --- after the commit -----------------------------------------------------------------------
+
+    def give(self, why: str, old_world: int, wait_s: float) -> str:
+        """Say whether this member of the old gang has its state at hand. The last one votes.
+
+        Only where all of them gather it together, which begins behind the commit (`gathers`).
+
+        Args:
+            why: Why it has none; empty: it has.
+            old_world: How many ranks the old gang has.
+            wait_s: How long it waits for the others (seconds).
+
+        Returns:
+            COMMIT if all have, or why the old gang goes on, which nobody has left.
+        """
+        if why:
+            self._vote(GIVEN, why)
+        elif self._count("gave") == old_world:
+            self._vote(GIVEN, COMMIT)
+        return self.given(wait_s)
+
+    def given(self, wait_s: float) -> str:
+        """Wait for the result of `give`.
+
+        Args:
+            wait_s: How long until this member votes against (seconds).
+        """
+        return self._await(GIVEN, wait_s, f"the state was not gathered within {wait_s:g} s")
 
     def enter(self) -> None:
         """Say that this member is in the new gang. Votes if it is the last."""

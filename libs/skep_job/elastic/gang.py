@@ -21,7 +21,10 @@ What happens when something fails (PATIENCE_S bounds every wait of a process tha
     an old member dies                           no change; then the next all-reduce fails, the
                                                  ranks exit and the gang restarts from its
                                                  checkpoint, as for any member that dies
-    the store is lost before the commit          the old gang goes on, at the old size
+    the store is lost before the commit          the old gang goes on, at the old size; members
+                                                 that would gather their state together, and are
+                                                 at the step: GangLost, since others may gather
+    a member cannot give its state               the old gang goes on, at the old size
     the store is lost after it                   GangLost: the ranks exit, the gang restarts
     a step that a member has passed, members     refused: the old gang goes on
       that disagree, a size that is not allowed
@@ -58,6 +61,8 @@ from skep_job.state import snapshot
 
 APPROACH_S = 600.0
 """How long a newcomer waits for the others to reach the step: the margin, in mini-batches."""
+GIVE_S = 600.0
+"""How long a member waits for others to have their state at hand: a library writes it."""
 COPY_BYTES_PER_S_MIN = 50e6
 """Half of what a network of 1 Gbit/s brings; slower ones are not for gangs."""
 
@@ -182,6 +187,9 @@ class Gang:
                 except (StoreLost, CopyFailed, ValueError, RuntimeError) as error:
                     if self.is_member:
                         raise
+                    self._release()
+                    if self.regroup is not None:
+                        self.regroup.undo()
                     self._fail(message, error)
 
     # --- at each boundary ---------------------------------------------------------------------
@@ -340,21 +348,10 @@ class Gang:
             # A store that came back too late: the others go on, and would wait for this member.
             self._fail_plan(plan, "it was withdrawn before this member was connected")
             return False
-        if self.regroup is not None:
-            round_.match("torch", _torch_version())
-            try:
-                self.regroup.offer(round_, plan, self.seat.rank, self._snapshot())
-            except Exception as error:  # Of a library that writes: the training goes on.
-                refused = f"rank {self.seat.rank} cannot give its state: {describe(error)}"
-                self._fail_plan(plan, round_.refuse(refused))
-                return False
-            clock.part("offer")
-        doors = round_.arrive(self.seat.rank, self.seat.world)
-        clock.part("gather")
-        sent = self._bring(round_, doors) if self.regroup is None else 0
-        clock.part("copy")
-        verdict = round_.verdict(self.rules.patience_s + self._copying_s(plan))
-        clock.part("verdict")
+        if self.regroup is None or not self.regroup.gathers:
+            verdict, sent = self._decide(round_, plan, clock)
+        else:
+            verdict, sent = self._decide_and_gather(round_, plan, clock), 0
         if verdict != COMMIT:
             self._drop_offer()
             self._fail_plan(plan, verdict)
@@ -374,6 +371,55 @@ class Gang:
         clock.part("rebuild")
         self._tell(plan, clock, before, sent if self.regroup is None else self._taken[1])
         return True
+
+    def _decide(self, round_: Round, plan: Plan, clock: Clock) -> tuple[str, int]:
+        """Return the verdict, and the bytes that were sent to newcomers before it."""
+        if self.regroup is not None:
+            round_.match("torch", _torch_version())
+            why = self._offer(round_, plan)
+            if why:
+                return round_.refuse(why), 0
+            clock.part("offer")
+        doors = round_.arrive(self.seat.rank, self.seat.world)
+        clock.part("gather")
+        sent = self._bring(round_, doors) if self.regroup is None else 0
+        clock.part("copy")
+        verdict = round_.verdict(self.rules.patience_s + self._copying_s(plan))
+        clock.part("verdict")
+        return verdict, sent
+
+    def _decide_and_gather(self, round_: Round, plan: Plan, clock: Clock) -> str:
+        """Return the verdict where the state is gathered by all: only once all are known to.
+
+        A member that stays away must not train on while others gather: it would meet them in
+        collectives that are not the same.
+
+        Raises:
+            StoreLost: The store was lost before any member could gather.
+            GangLost: It was lost after that: the others may gather, or not.
+        """
+        round_.match("torch", _torch_version())
+        try:
+            round_.arrive(self.seat.rank, self.seat.world)
+            clock.part("gather")
+            verdict = round_.verdict()
+            clock.part("verdict")
+            if verdict == COMMIT:
+                verdict = round_.give(self._offer(round_, plan), self.seat.world, GIVE_S)
+                clock.part("offer")
+        except StoreLost as error:
+            reason = f"the store was lost at the step of a change: {error}"
+            raise GangLost(reason) from error
+        return verdict
+
+    def _offer(self, round_: Round, plan: Plan) -> str:
+        """Have this member's state at hand for the others; return why it is not, or nothing."""
+        assert self.regroup is not None
+        try:
+            self.regroup.offer(round_, plan, self.seat.rank, self._snapshot())
+        except Exception as error:  # Of a library that writes: the training goes on.
+            return f"rank {self.seat.rank} cannot give its state: {describe(error)}"
+        return ""
 
     def _snapshot(self) -> snapshot.Snapshot:
         return snapshot.take(self._state.tracked, self._state.place())
@@ -548,9 +594,11 @@ class Gang:
             clock = Clock()
         clock.part("verdict")
         _refused(verdict)
+        if self.regroup is not None and self.regroup.gathers:
+            _refused(round_.given(GIVE_S))
+            clock.part("offer")
         outcome = self._form(round_, plan, clock)
         if outcome != DONE:
-            self._release()
             raise CopyFailed(outcome)
         place, got = taken if self.regroup is None else self._taken
         assert place is not None, "a newcomer had no state"

@@ -1,6 +1,7 @@
 """A gang whose loop a library owns, and how it changes its size: the loop begins anew at a place.
 
-at the step    the library writes its checkpoint on every rank; the first one has all the files
+at the step    all vote; only once all are known to be there, the library writes its checkpoint on
+               every rank, and the first one gets all the files
 formed         everybody gets the files that it has not, from those that stayed
 done           the library's loop is left by `Regrouped`, and begun anew from the files
 failed         the old gang is formed again, and its loops begin anew from the same files
@@ -12,6 +13,7 @@ library believe that it is alone until it has a seat (`library_group`).
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,7 +41,8 @@ class Owner(Protocol):
     """The run whose gang this is (`cooperate.library_run`)."""
 
     files: Any
-    """The tracked thing: `found` has the bytes of files by their paths."""
+    """The tracked thing: `found` has the bytes of files by their paths, and `group` is the process
+    group of gloo's in which the ranks exchange them; None: there are no others."""
 
     @property
     def tracked(self) -> dict[str, Any]: ...
@@ -59,6 +62,14 @@ class Owner(Protocol):
 
     def go_on_from(self, sums: dict[str, float]) -> None:
         """Count on from the sums of another rank."""
+        ...
+
+    def put(self, files: dict[str, Any], near: int) -> None:
+        """Put files where the library will read them; `near` ranks of this host do so at once."""
+        ...
+
+    def drop(self) -> None:
+        """Remove what was put, if the library has not read it."""
         ...
 
 
@@ -120,6 +131,8 @@ class LibraryGang:
 
     def regroup(self, leave: Callable[[], None], begin: Callable[[], None]) -> None:
         self.gang.follow(_Follower(leave, begin))
+        self.gang.follow(_Follower(self._leave_group, self._find_group))
+        self._find_group()
 
     def joins(self) -> bool:
         return not self.gang.is_member
@@ -150,6 +163,16 @@ class LibraryGang:
         return False
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _find_group(self) -> None:
+        """Make the one group for files that a generation has. Called by all ranks of it."""
+        from torch import distributed
+
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            self._run.files.group = distributed.new_group(backend="gloo")
+
+    def _leave_group(self) -> None:
+        self._run.files.group = None
 
     def _tallied(self) -> int:
         return self._tally.reached() if self._tally is not None else self._run.done
@@ -190,13 +213,14 @@ class _Parts:
     """The files of the ranks, and how everybody gets them all."""
 
     splits = False
+    gathers = True
 
     def __init__(self, run: Owner, patience_s: float) -> None:
         self._run = run
         self._patience_s = patience_s
         self._place: dict[str, Any] | None = None
         self._shared: dict[str, Any] | None = None
-        """The place, once everybody has all files, until the run goes on from there."""
+        """The place, once this rank has put all files, until the run goes on from there."""
 
     @property
     def _files(self) -> Any:
@@ -223,10 +247,14 @@ class _Parts:
         self._share(seat)
 
     def close(self) -> None:
-        """Drop what was kept, unless the run is about to go on from there."""
-        self._place = None
-        if self._shared is None:
-            self._files.found = None
+        """Drop what was kept: what was taken is in files."""
+        self._place = self._files.found = None
+
+    def undo(self) -> None:
+        """Drop what came too: this process did not become a member."""
+        self.close()
+        self._shared = None
+        self._run.drop()
 
     def taken(self) -> dict[str, Any]:
         """Return, once, the place that the files are of.
@@ -239,10 +267,17 @@ class _Parts:
         return place
 
     def _share(self, seat: Seat) -> tuple[dict[str, Any], int]:
-        """Give every rank of the new group all files, and the first one's place."""
+        """Give every rank of the new group all files, and the first one's place.
+
+        They are put where the library will read them: what cannot be put undoes the change.
+
+        Raises:
+            RuntimeError: Another rank is gone, or took too long.
+            OSError: There is no room for them.
+        """
         before = self._files.found or {}
         here = {name: data.numel() for name, data in before.items()}
-        place, whole = self._place, dict(before)
+        place, whole, near = self._place, dict(before), 1
         if seat.world > 1:
             from torch import distributed
 
@@ -252,9 +287,13 @@ class _Parts:
             distributed.broadcast_object_list(given, 0, group=group)
             place, size = given
             group = _group(self._patience_s + size / COPY_BYTES_PER_S_MIN)
+            host, hosts = socket.gethostname(), [""] * seat.world
+            distributed.all_gather_object(hosts, host, group=group)
+            near = hosts.count(host)
             whole = of_all_ranks(before, group)
         assert place is not None, "the first rank has no place: it always stays"
-        self._files.found, self._shared = whole, place
+        self._run.put(whole, near)
+        self._shared = place
         return place, sum(data.numel() for name, data in whole.items() if name not in here)
 
 

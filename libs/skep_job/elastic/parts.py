@@ -76,6 +76,8 @@ class Regrouping(Protocol):
 
     splits: bool
     """Whether models are split over the ranks."""
+    gathers: bool
+    """Whether the ranks gather their state together: all have to take part, or none."""
 
     def offer(self, round_: Round, plan: Plan, rank: int, state: Snapshot) -> None:
         """Keep, and offer to others, what this rank of the gang that was has."""
@@ -91,6 +93,10 @@ class Regrouping(Protocol):
 
     def close(self) -> None:
         """Drop what was."""
+        ...
+
+    def undo(self) -> None:
+        """Drop all that came to a newcomer, which did not become a member."""
         ...
 
 

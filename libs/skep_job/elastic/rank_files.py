@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from skep_job.observe.reporter import complain
+from skep_job.state.transfer import Broken
 
 
 def of_all_ranks(found: dict[str, Any], group: Any = None) -> dict[str, Any]:
@@ -43,23 +44,29 @@ def of_all_ranks(found: dict[str, Any], group: Any = None) -> dict[str, Any]:
     return whole
 
 
-def with_others(files: dict[str, Any]) -> dict[str, Any]:
+def with_others(files: dict[str, Any], failed: str, group: Any) -> dict[str, Any]:
     """Return the files of a rank; on the first one, those too that only others have.
 
     Args:
         files: What the library has written on this rank. Called by all ranks of the group.
+        failed: Why this rank has none; empty: it has them.
+        group: A process group of gloo's, of all ranks.
+
+    Raises:
+        Broken: A rank has none; on every rank alike.
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return files
-    world = distributed.get_world_size()
-    if world < 2:
-        return files
-    first = distributed.get_rank() == 0
-    group = distributed.new_group(backend="gloo")
-    names: list[Any] = [None] * world
-    distributed.all_gather_object(names, sorted(files), group=group)
-    mine = {name: data for name, data in files.items() if name not in names[0]}
+    from torch import distributed
+
+    world = distributed.get_world_size(group)
+    first = distributed.get_rank(group) == 0
+    written: list[Any] = [None] * world
+    distributed.all_gather_object(written, (failed, sorted(files)), group=group)
+    for rank, (why, _) in enumerate(written):
+        if why:
+            reason = f"rank {rank} cannot write its files: {why}"
+            raise Broken(reason)
+    firsts = set(written[0][1])
+    mine = {name: data for name, data in files.items() if name not in firsts}
     gathered: list[Any] | None = [None] * world if first else None
     distributed.gather_object(mine, gathered, 0, group=group)
     for each in gathered or []:

@@ -38,6 +38,7 @@ class Regroup:
     """This process's part in the changes of such a gang. For the training thread."""
 
     splits = True
+    gathers = False
 
     def __init__(self, tracked: Callable[[], dict[str, Any]]) -> None:
         """`tracked` returns the tracked things by name."""
@@ -116,6 +117,10 @@ class Regroup:
         if self._offer is not None:
             self._offer.close()
             self._offer = None
+
+    def undo(self) -> None:
+        """Drop what was: what came is written over the next time."""
+        self.close()
 
     def _renew(self, seat: Seat, clock: Clock) -> None:
         """Split the models for a gang, without content, and have the optimizers step them."""
