@@ -27,6 +27,8 @@ from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
 from skep_services.gateway.texts import blamed_text, held_text
 from tests.kit import Driver, admitted, allocator, at, exited, joined, started
 from tests.unit.test_allocator_changes import known, of
+from tests.unit.test_allocator_mixed import BIG, SMALL
+from tests.unit.test_allocator_mixed import running as running_mixed
 
 MS = 1_000_000
 
@@ -265,6 +267,15 @@ def test_a_blamed_place_is_quarantined_if_it_is_wanted_and_acquitted_by_hand() -
     back = decide(QuarantineGpu(node="node-2", device=0, quarantine=False))
     assert [each.blamed for each in of(back, PlaceBlamed)] == [False]
     assert decide.machine.state.held_up.signs == {}
+
+
+def test_a_rank_on_the_slower_type_of_a_mixed_gang_is_not_slow() -> None:
+    decide = allocator(BIG, SMALL)
+    running_mixed(decide)
+    assert decide(slowed("j1", "node-1", 0)) == []
+    same = allocator(joined("node-1", {"a100": 3}), joined("node-2", {"a100": 1}))
+    running_mixed(same)
+    assert len(of(same(slowed("j1", "node-1", 0)), GangHeldUp)) == 1, "two chains of one type"
 
 
 def test_what_speaks_against_nodes_outlives_a_snapshot() -> None:

@@ -7,7 +7,9 @@ A node is blamed when ranks on it were slow or hung `slow` times within the rule
 least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and so
 the jobs of one tenant alone blame nothing. Where all of them used the same GPU, that is blamed.
 
-The introspector says again what lasts; what it says no more, as after its restart, is over.
+The introspector says again what lasts; what it says no more, as after its restart, is over. It
+compares all ranks of a gang: of a gang on several types of GPUs, where those on the slower type
+always take longer, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def heard(tx: Transaction, event: GangSlowed, now: Instant) -> None:
         if known is not None:
             tx.record(_over(known, now))
         return
-    if _devices(job, event.node, event.rank) is None:
+    if _devices(job, event.node, event.rank) is None or _several_types(job):
         return
     tx.soft.slow_heard[key] = now
     why = Reason.LOADER_SLOW if event.loads else Reason.RANK_SLOW
@@ -193,6 +195,11 @@ def _devices(job: JobState, node: str, rank: int) -> tuple[int, ...] | None:
     if member is None or rank not in member.numbers:
         return None
     return member.devices[member.numbers.index(rank)]
+
+
+def _several_types(job: JobState) -> bool:
+    """Return whether a gang has GPUs of several types."""
+    return len({member.gpu_type for member in job.members.values()}) > 1
 
 
 def _tenant(job: JobState) -> str:
