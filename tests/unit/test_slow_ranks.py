@@ -242,6 +242,22 @@ def test_a_node_is_blamed_by_jobs_of_two_tenants_and_nothing_is_quarantined() ->
     assert of(slow_on(decide, "node-2", "bob"), PlaceBlamed) == [], "it is blamed already"
 
 
+def test_ranks_of_one_attempt_are_one_finding() -> None:
+    decide = allocator(joined("node-1"))
+    for number, owner in ((1, "ann"), (2, "bob")):
+        said = admitted(number, workers=4, gpus=1)
+        (fact,) = said.facts
+        decide(msgspec.structs.replace(said, facts=(msgspec.structs.replace(fact, owner=owner),)))
+        decide(started(f"j{number}"))
+        effects = [decide(slowed(f"j{number}", "node-1", rank)) for rank in range(3)]
+        assert [len(of(each, GangHeldUp)) for each in effects] == [1, 1, 1]
+        decide(exited(f"j{number}", outcome=Outcome.SUCCEEDED))
+    decide.tick(30)
+    assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
+    signs = decide.machine.state.held_up.signs["node-1"].values()
+    assert [(len(sign.times), sign.devices) for sign in signs] == [(1, [0, 1, 2])] * 2
+
+
 def test_one_tenant_alone_blames_nothing() -> None:
     decide = cluster(slow=1, quarantine_slow=True)
     effects = slow_on(decide, "node-2", *["ann"] * 12)

@@ -1,6 +1,7 @@
 """What ranks that hold their gangs up say against the nodes that they run on.
 
-Each is a *sign* against its node, kept by node and job. A job whose ranks were slow on several
+Each is a *sign* against its node, kept by node and job, with one *finding* for each attempt: all
+ranks of an attempt on a node may be slow for one reason, and at one time. A job whose ranks were slow on several
 nodes says nothing about any of them: it is the script. `machines.allocator.slow_nodes` decides what
 is blamed; here it is only taken over.
 """
@@ -26,13 +27,20 @@ def apply(state: ClusterState, fact: GangHeldUp) -> None:
         return
     known.now.setdefault(fact.job, {})[fact.rank] = fact
     jobs = known.signs[fact.node] = known.signs.pop(fact.node, {})
-    earlier = jobs.pop(fact.job, None)
-    times = [*(earlier.times if earlier is not None else ()), fact.at][-TIMES_MAX:]
-    jobs[fact.job] = Sign(fact.tenant, times, list(fact.devices))
+    jobs[fact.job] = _with(jobs.pop(fact.job, None), fact)
     while len(jobs) > JOBS_MAX:
         del jobs[next(iter(jobs))]
     while len(known.signs) > PLACES_MAX:
         del known.signs[next(iter(known.signs))]
+
+
+def _with(sign: Sign | None, fact: GangHeldUp) -> Sign:
+    """Return a sign with one finding more, or with a later one of the same attempt."""
+    times, devices = (sign.times, sign.devices) if sign is not None else ([], [])
+    if sign is not None and sign.attempt == fact.attempt:
+        devices = sorted({*devices, *fact.devices})
+        return Sign(fact.tenant, [*times[:-1], fact.at], devices, fact.attempt)
+    return Sign(fact.tenant, [*times, fact.at][-TIMES_MAX:], list(fact.devices), fact.attempt)
 
 
 def apply_blame(state: ClusterState, fact: PlaceBlamed) -> None:

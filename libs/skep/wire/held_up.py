@@ -17,7 +17,7 @@ RANKS_MAX = 8
 JOBS_MAX = 32
 """Jobs kept that speak against one node, and jobs that a blame names: the latest."""
 TIMES_MAX = 8
-"""Findings kept of one job on one node."""
+"""Findings kept of one job on one node, one for each attempt."""
 PLACES_MAX = 1000
 """Nodes kept that something speaks against, and places kept that were blamed: the latest."""
 
@@ -109,9 +109,11 @@ class Sign(msgspec.Struct):
 
     tenant: str
     times: list[Instant]
-    """When that was found, the latest last."""
+    """When that was found of each attempt, the latest last."""
     devices: list[int]
-    """The GPUs of the rank, as found last."""
+    """The GPUs of the ranks of the latest attempt of which that was found."""
+    attempt: int = 0
+    """That attempt; 0 in what was kept before attempts were."""
 
 
 class HeldUp(msgspec.Struct):
