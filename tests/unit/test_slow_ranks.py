@@ -23,12 +23,20 @@ from skep.wire.facts import GpuQuarantined
 from skep.wire.held_up import GangHeldUp, GangSlowed, OwnTime, PlaceBlamed, slower_milli
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
-from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
+from skep.wire.reports import (
+    Heartbeat,
+    HungPart,
+    JobProgress,
+    NodeReport,
+    RankProgress,
+    RankStands,
+)
 from skep_services.gateway.texts import blamed_text, held_text
 from tests.kit import Driver, admitted, allocator, at, exited, joined, started
 from tests.unit.test_allocator_changes import known, of
 from tests.unit.test_allocator_mixed import BIG, SMALL
 from tests.unit.test_allocator_mixed import running as running_mixed
+from tests.unit.test_hung_jobs import LOADS, WAITS
 
 MS = 1_000_000
 
@@ -155,6 +163,17 @@ def run(decide: Driver[AllocatorMachine], number: int, owner: str) -> str:
     return job
 
 
+def run_on_one(
+    decide: Driver[AllocatorMachine], number: int, owner: str, workers: int = 2
+) -> str:
+    """Have a gang run on node-1."""
+    said = admitted(number, workers=workers, gpus=1)
+    facts = tuple(msgspec.structs.replace(fact, owner=owner) for fact in said.facts)
+    decide(msgspec.structs.replace(said, facts=facts))
+    decide(started(f"j{number}"))
+    return f"j{number}"
+
+
 def end(decide: Driver[AllocatorMachine], job: str) -> None:
     for node in ("node-1", "node-2"):
         decide(exited(job, node=node, outcome=Outcome.SUCCEEDED))
@@ -175,14 +194,25 @@ def slowed(job: str, node: str, rank: int, **more: Any) -> GangSlowed:
 
 
 def slow_on(decide: Driver[AllocatorMachine], node: str, *owners: str) -> list[Any]:
-    """Have a job of each owner be slow on a node, one after the other; return all effects."""
+    """Have a job of each owner be slow on a node, one after the other; return all effects.
+
+    The nodes are judged once what was found has settled, and stay heard.
+    """
     effects: list[Any] = []
     rank = 0 if node == "node-1" else 1
     for number, owner in enumerate(owners, 1 + decide.machine.state.last_queued):
         job = run(decide, number, owner)
         effects += decide(slowed(job, node, rank))
         end(decide, job)
-    return effects
+    return effects + settled(decide)
+
+
+def settled(decide: Driver[AllocatorMachine]) -> list[Any]:
+    """Let what was found settle; return the effects of judging the nodes."""
+    later = (decide.now - at(0)) / seconds(1) + 20
+    for node in ("node-1", "node-2"):
+        decide(Heartbeat(node=node, identity=f"id-{node}", at=at(later)), later)
+    return decide.tick(later)
 
 
 def test_a_slow_rank_becomes_a_fact_once_and_is_over_once() -> None:
@@ -245,10 +275,7 @@ def test_a_node_is_blamed_by_jobs_of_two_tenants_and_nothing_is_quarantined() ->
 def test_ranks_of_one_attempt_are_one_finding() -> None:
     decide = allocator(joined("node-1"))
     for number, owner in ((1, "ann"), (2, "bob")):
-        said = admitted(number, workers=4, gpus=1)
-        (fact,) = said.facts
-        decide(msgspec.structs.replace(said, facts=(msgspec.structs.replace(fact, owner=owner),)))
-        decide(started(f"j{number}"))
+        run_on_one(decide, number, owner, 4)
         effects = [decide(slowed(f"j{number}", "node-1", rank)) for rank in range(3)]
         assert [len(of(each, GangHeldUp)) for each in effects] == [1, 1, 1]
         decide(exited(f"j{number}", outcome=Outcome.SUCCEEDED))
@@ -256,6 +283,58 @@ def test_ranks_of_one_attempt_are_one_finding() -> None:
     assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
     signs = decide.machine.state.held_up.signs["node-1"].values()
     assert [(len(sign.times), sign.devices) for sign in signs] == [(1, [0, 1, 2])] * 2
+
+
+def test_a_job_that_is_slow_on_two_nodes_in_one_look_blames_none() -> None:
+    decide = cluster(slow=2)
+    slow_on(decide, "node-1", "ann")
+    job = run(decide, 2, "bob")
+    decide(slowed(job, "node-1", 0))
+    decide(slowed(job, "node-2", 1))
+    settled(decide)
+    assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
+
+
+def test_a_job_that_hangs_on_two_nodes_blames_neither() -> None:
+    decide = cluster(slow=2)
+    slow_on(decide, "node-1", "ann")
+    said = admitted(2, workers=4, gpus=2)
+    (fact,) = said.facts
+    spec = msgspec.structs.replace(fact.spec, restart_hung=300)
+    decide(msgspec.structs.replace(said, facts=(msgspec.structs.replace(fact, spec=spec),)))
+    effects: list[Any] = []
+    for node in ("node-1", "node-2"):
+        decide(started("j2", node=node))
+        decide(known("j2", node, ()))
+    for node, numbers in (("node-1", (0, 1)), ("node-2", (2, 3))):
+        ranks = tuple(
+            RankStands(rank=rank, stands=stands)
+            for rank, stands in zip(numbers, (LOADS, WAITS), strict=True)
+        )
+        part = HungPart(job="j2", attempt=1, silent_ns=seconds(300), ranks=ranks)
+        now = decide.now
+        effects += decide(Heartbeat(node=node, identity=f"id-{node}", at=now, hung=(part,)))
+    assert [fact.node for fact in of(effects, GangHeldUp)] == ["node-1", "node-2"]
+    settled(decide)
+    assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
+
+
+def test_a_finding_that_has_yet_to_settle_counts_when_it_has() -> None:
+    decide = cluster(slow=2)
+    first, second = run_on_one(decide, 1, "ann"), run_on_one(decide, 2, "bob")
+    decide(slowed(first, "node-1", 0), 1)
+    decide(slowed(second, "node-1", 0), 15)
+    assert of(decide.tick(21), PlaceBlamed) == []
+    assert len(of(settled(decide), PlaceBlamed)) == 1
+
+
+def test_a_restart_does_not_forget_which_nodes_are_to_be_judged() -> None:
+    decide = cluster(slow=2)
+    first, second = run_on_one(decide, 1, "ann"), run_on_one(decide, 2, "bob")
+    for job in (first, second):
+        decide(slowed(job, "node-1", 0))
+    decide(Restarted(2))
+    assert len(of(settled(decide), PlaceBlamed)) == 1
 
 
 def test_one_tenant_alone_blames_nothing() -> None:

@@ -89,12 +89,28 @@ def blamed(state: ClusterState, now: Instant) -> dict[str, PlaceBlamed]:
     return {place: each for place, each in state.held_up.blamed.items() if each.until > now}
 
 
-def signs_of(state: ClusterState, node: str, since: Instant) -> Mapping[str, Sign]:
-    """Return what speaks against a node since an instant, by job, without what scripts cause."""
+def signs_of(
+    state: ClusterState, node: str, since: Instant, until: Instant
+) -> Mapping[str, Sign]:
+    """Return what speaks against a node, by job, without what scripts cause.
+
+    Args:
+        state: Read.
+        node: The node.
+        since: Earlier findings are left out.
+        until: Later findings are left out. A job with a finding elsewhere, even a later one, says
+            nothing.
+    """
     signs = state.held_up.signs
-    return {
-        job: Sign(sign.tenant, [at for at in sign.times if at >= since], sign.devices)
-        for job, sign in signs.get(node, {}).items()
-        if sign.times[-1] >= since
-        and not any(job in jobs for other, jobs in signs.items() if other != node)
-    }
+    found = {}
+    for job, sign in signs.get(node, {}).items():
+        times = [at for at in sign.times if since <= at <= until]
+        if times and not any(job in jobs for other, jobs in signs.items() if other != node):
+            found[job] = Sign(sign.tenant, times, sign.devices, sign.attempt)
+    return found
+
+
+def found_last(state: ClusterState, node: str) -> Instant:
+    """Return when something was found last that speaks against a node; 0: nothing does."""
+    signs = state.held_up.signs.get(node, {}).values()
+    return max((sign.times[-1] for sign in signs), default=Instant(0))

@@ -1,11 +1,14 @@
 """Ranks that hold their gangs up, and nodes and GPUs that are blamed for it.
 
-    GangSlowed (the introspector), a gang that hangs --> GangHeldUp --> enough? --> PlaceBlamed
-                                                     only if the operator wants it -> GpuQuarantined
+    GangSlowed (the introspector), a gang that hangs --> GangHeldUp --(SETTLES)--> enough?
+                                                                         --> PlaceBlamed
+                           only if the operator wants it                 --> GpuQuarantined
 
 A node is blamed when ranks on it were slow or hung `slow` times within the rule's window, in at
 least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and so
 the jobs of one tenant alone blame nothing. Where all of them used the same GPU, that is blamed.
+A job that is slow or hangs on several nodes blames none of them; what is found of its other ranks
+may come a little later, and so a finding counts after SETTLES.
 
 The introspector says again what lasts; what it says no more, as after its restart, is over. It
 compares all ranks of a gang: of a gang on several types of GPUs, where those on the slower type
@@ -31,6 +34,9 @@ TENANTS_MIN = 2
 
 SAID_AGAIN: Duration = seconds(300.0)
 """A slow rank of which nothing was said for so long is slow no more: it is said every minute."""
+
+SETTLES: Duration = seconds(20.0)
+"""How old a finding has to be to count: two looks of the introspector (`perf.slow_ranks.LOOK`)."""
 
 
 def heard(tx: Transaction, event: GangSlowed, now: Instant) -> None:
@@ -70,10 +76,10 @@ def hold(
     now: Instant,
     times: tuple[int, int, int] = (0, 0, 0),
 ) -> None:
-    """Record that a rank on a node holds up its gang, and what is to be blamed for that.
+    """Record that a rank on a node holds up its gang; the node is to be judged once it settled.
 
     Args:
-        tx: Facts are added.
+        tx: A fact is added, and to `soft.judged_at` the node.
         job: It runs.
         node: Where the rank is; without a part there nothing is recorded.
         rank: Its number.
@@ -101,11 +107,26 @@ def hold(
             trace=job.trace,
         )
     )
-    _blame(tx, node, now)
+    tx.soft.judged_at.setdefault(node, after(now, SETTLES))
+
+
+def restarted(tx: Transaction, now: Instant) -> None:
+    """Have each node judged that something speaks against: what was due to be is not kept."""
+    tx.soft.judged_at = dict.fromkeys(tx.state.held_up.signs, after(now, SETTLES))
 
 
 def go_round(tx: Transaction, now: Instant) -> None:
-    """Record that ranks are slow no more of which nothing was said for SAID_AGAIN."""
+    """Judge the nodes whose time has come, and record which ranks are slow no more.
+
+    Args:
+        tx: Facts are added. Nodes with findings that have yet to settle stay in `soft.judged_at`.
+        now: The time of the decision. Ranks of which nothing was said for SAID_AGAIN are fine.
+    """
+    for node in [node for node, due in tx.soft.judged_at.items() if due <= now]:
+        del tx.soft.judged_at[node]
+        _blame(tx, node, now)
+        if after(held_up.found_last(tx.state, node), SETTLES) > now:
+            tx.soft.judged_at[node] = after(now, SETTLES)
     heard_at, held = tx.soft.slow_heard, tx.state.held_up.now
     for key in [key for key in heard_at if key[1] not in held.get(key[0], {})]:
         del heard_at[key]
@@ -136,7 +157,8 @@ def _blame(tx: Transaction, node: str, now: Instant) -> None:
         now: The time of the decision.
     """
     rule = tx.state.asked.quarantine
-    signs = held_up.signs_of(tx.state, node, Instant(now - seconds(rule.window)))
+    since, until = Instant(now - seconds(rule.window)), Instant(now - SETTLES)
+    signs = held_up.signs_of(tx.state, node, since, until)
     findings = sum(len(sign.times) for sign in signs.values())
     tenants = dict.fromkeys(sign.tenant for sign in signs.values())
     if not rule.slow or findings < rule.slow or len(signs) < JOBS_MIN or len(tenants) < TENANTS_MIN:
