@@ -164,10 +164,10 @@ def run(decide: Driver[AllocatorMachine], number: int, owner: str) -> str:
 
 
 def run_on_one(
-    decide: Driver[AllocatorMachine], number: int, owner: str, workers: int = 2
+    decide: Driver[AllocatorMachine], number: int, owner: str, workers: int = 2, vc: str = "nlp"
 ) -> str:
     """Have a gang run on node-1."""
-    said = admitted(number, workers=workers, gpus=1)
+    said = admitted(number, workers=workers, gpus=1, vc=vc)
     facts = tuple(msgspec.structs.replace(fact, owner=owner) for fact in said.facts)
     decide(msgspec.structs.replace(said, facts=facts))
     decide(started(f"j{number}"))
@@ -335,6 +335,30 @@ def test_a_restart_does_not_forget_which_nodes_are_to_be_judged() -> None:
         decide(slowed(job, "node-1", 0))
     decide(Restarted(2))
     assert len(of(settled(decide), PlaceBlamed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("of_jobs", "tenants"),
+    [
+        ((("ann", "nlp"), ("", "nlp")), 0),
+        ((("ann", "nlp"), ("ann", "cv"), ("", "nlp"), ("", "cv")), 0),
+        ((("ann", "nlp"), ("", "cv")), 2),
+        ((("ann", "nlp"), ("bob", "nlp"), ("", "nlp")), 2),
+        ((("", "nlp"), ("", "cv")), 2),
+    ],
+)
+def test_an_owner_who_has_the_token_of_a_vc_is_one_tenant(
+    of_jobs: tuple[tuple[str, str], ...], tenants: int
+) -> None:
+    decide = allocator(joined("node-1"), nlp=2, cv=2)
+    asked = decide.machine.state.asked
+    decide(SetVcs(vcs=asked.vcs, chains=asked.chains, quarantine=QuarantineRule(slow=2)))
+    for number, (owner, vc) in enumerate(of_jobs, 1):
+        run_on_one(decide, number, owner, vc=vc)
+        decide(slowed(f"j{number}", "node-1", 1))
+        decide(exited(f"j{number}", outcome=Outcome.SUCCEEDED))
+    blamed = of(settled(decide), PlaceBlamed)
+    assert [fact.tenants for fact in blamed] == ([tenants] if tenants else [])
 
 
 def test_one_tenant_alone_blames_nothing() -> None:

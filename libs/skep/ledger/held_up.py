@@ -36,11 +36,12 @@ def apply(state: ClusterState, fact: GangHeldUp) -> None:
 
 def _with(sign: Sign | None, fact: GangHeldUp) -> Sign:
     """Return a sign with one finding more, or with a later one of the same attempt."""
-    times, devices = (sign.times, sign.devices) if sign is not None else ([], [])
+    times, devices = list(sign.times) if sign is not None else [], list(fact.devices)
     if sign is not None and sign.attempt == fact.attempt:
-        devices = sorted({*devices, *fact.devices})
-        return Sign(fact.tenant, [*times[:-1], fact.at], devices, fact.attempt)
-    return Sign(fact.tenant, [*times, fact.at][-TIMES_MAX:], list(fact.devices), fact.attempt)
+        times.pop()
+        devices = sorted({*sign.devices, *devices})
+    times = [*times, fact.at][-TIMES_MAX:]
+    return Sign(fact.tenant, times, devices, fact.attempt, fact.vc)
 
 
 def apply_blame(state: ClusterState, fact: PlaceBlamed) -> None:
@@ -106,7 +107,7 @@ def signs_of(
     for job, sign in signs.get(node, {}).items():
         times = [at for at in sign.times if since <= at <= until]
         if times and not any(job in jobs for other, jobs in signs.items() if other != node):
-            found[job] = Sign(sign.tenant, times, sign.devices, sign.attempt)
+            found[job] = Sign(sign.tenant, times, sign.devices, sign.attempt, sign.vc)
     return found
 
 

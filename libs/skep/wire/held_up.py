@@ -56,7 +56,8 @@ class GangHeldUp(Message, frozen=True, tag="gang-held-up"):
     """A rank holds its gang up (or, with `over`, does so no more).
 
     `why` is `rank-slow`, `loader-slow` or `rank-hung`. The times are those of `GangSlowed`, 0 for a
-    rank that hung. `tenant` is the job's owner, or its virtual cluster where it has none.
+    rank that hung. `tenant` is the job's owner, or `vc` and its virtual cluster where it has none;
+    `vc` is its virtual cluster in any case.
     """
 
     job: str
@@ -72,6 +73,7 @@ class GangHeldUp(Message, frozen=True, tag="gang-held-up"):
     step_ns: int = 0
     over: bool = False
     trace: str = ""
+    vc: str = ""
 
     @property
     def slower_milli(self) -> int:
@@ -114,6 +116,8 @@ class Sign(msgspec.Struct):
     """The GPUs of the ranks of the latest attempt of which that was found."""
     attempt: int = 0
     """That attempt; 0 in what was kept before attempts were."""
+    vc: str = ""
+    """The virtual cluster of the job."""
 
 
 class HeldUp(msgspec.Struct):

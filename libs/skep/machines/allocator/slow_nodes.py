@@ -17,7 +17,7 @@ always take longer, nothing is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from skep.ledger import held_up
 from skep.ledger.job_state import JobState, State
@@ -100,11 +100,12 @@ def hold(
             devices=devices,
             why=why,
             at=now,
-            tenant=_tenant(job),
+            tenant=_tenant(job.owner, job.spec.vc),
             own_ns=own_ns,
             usual_ns=usual_ns,
             step_ns=step_ns,
             trace=job.trace,
+            vc=job.spec.vc,
         )
     )
     tx.soft.judged_at.setdefault(node, after(now, SETTLES))
@@ -160,7 +161,7 @@ def _blame(tx: Transaction, node: str, now: Instant) -> None:
     since, until = Instant(now - seconds(rule.window)), Instant(now - SETTLES)
     signs = held_up.signs_of(tx.state, node, since, until)
     findings = sum(len(sign.times) for sign in signs.values())
-    tenants = dict.fromkeys(sign.tenant for sign in signs.values())
+    tenants = _tenants(signs.values())
     if not rule.slow or findings < rule.slow or len(signs) < JOBS_MIN or len(tenants) < TENANTS_MIN:
         return
     device = _common(signs)
@@ -224,9 +225,19 @@ def _several_types(job: JobState) -> bool:
     return len({member.gpu_type for member in job.members.values()}) > 1
 
 
-def _tenant(job: JobState) -> str:
+def _tenants(signs: Collection[Sign]) -> set[str]:
+    """Return the tenants that signs are from.
+
+    A job without an owner is of somebody with the credentials of its virtual cluster. That may be
+    the owner of another job there: it is a tenant only where no such job speaks too.
+    """
+    owned = {_tenant("", sign.vc) for sign in signs if sign.tenant != _tenant("", sign.vc)}
+    return {sign.tenant for sign in signs} - owned
+
+
+def _tenant(owner: str, vc: str) -> str:
     """Return what vouches for a job: its owner, or its virtual cluster where it has none."""
-    return job.owner or f"vc {job.spec.vc}"
+    return owner or f"vc {vc}"
 
 
 def _over(known: GangHeldUp, now: Instant) -> GangHeldUp:
@@ -241,4 +252,5 @@ def _over(known: GangHeldUp, now: Instant) -> GangHeldUp:
         tenant=known.tenant,
         over=True,
         trace=known.trace,
+        vc=known.vc,
     )
