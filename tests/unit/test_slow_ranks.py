@@ -20,7 +20,14 @@ from skep.wire.admin import QuarantineGpu, SetVcs
 from skep.wire.cluster import QuarantineRule
 from skep.wire.codec import encode
 from skep.wire.facts import GpuQuarantined
-from skep.wire.held_up import GangHeldUp, GangSlowed, OwnTime, PlaceBlamed, slower_milli
+from skep.wire.held_up import (
+    RANKS_MAX,
+    GangHeldUp,
+    GangSlowed,
+    OwnTime,
+    PlaceBlamed,
+    slower_milli,
+)
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from skep.wire.reports import (
@@ -93,6 +100,15 @@ def test_what_differs_little_says_nothing(said: dict[int, OwnTime]) -> None:
 def test_two_ranks_of_a_slow_node_are_both_found() -> None:
     found = looked(SlowWatch(), owns(100, 102, 190, 180))
     assert [(each.rank, each.usual_ns) for each in found] == [(2, 102 * MS), (3, 102 * MS)]
+
+
+def test_of_more_slow_ranks_than_are_named_none_is_the_cause() -> None:
+    watch, many = SlowWatch(), owns(*[100] * 10, *[180] * 10)
+    assert looked(watch, many, 3 * HELD) == []
+    few = owns(*[100] * 12, *[180] * RANKS_MAX)
+    assert len(looked(watch, few)) == RANKS_MAX
+    assert [each.rank for each in looked(watch, many) if each.over] == [*range(12, 20)]
+    assert watch.slow == {}
 
 
 def test_ranks_that_left_are_forgotten() -> None:

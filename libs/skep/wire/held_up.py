@@ -13,7 +13,8 @@ from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
 RANKS_MAX = 8
-"""Ranks of a gang that are named at one time: if more are slow, none of them is the cause."""
+"""Ranks of a gang that are named at one time: while more are slow, none of them is, as it is the
+script or what they share."""
 JOBS_MAX = 32
 """Jobs kept that speak against one node, and jobs that a blame names: the latest."""
 TIMES_MAX = 8
