@@ -20,24 +20,10 @@ from skep.wire.admin import QuarantineGpu, SetVcs
 from skep.wire.cluster import QuarantineRule
 from skep.wire.codec import encode
 from skep.wire.facts import GpuQuarantined
-from skep.wire.held_up import (
-    RANKS_MAX,
-    GangHeldUp,
-    GangSlowed,
-    OwnTime,
-    PlaceBlamed,
-    slower_milli,
-)
+from skep.wire.held_up import RANKS_MAX, GangHeldUp, GangSlowed, OwnTime, PlaceBlamed, slower_milli
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
-from skep.wire.reports import (
-    Heartbeat,
-    HungPart,
-    JobProgress,
-    NodeReport,
-    RankProgress,
-    RankStands,
-)
+from skep.wire.reports import Heartbeat, HungPart, JobProgress, NodeReport, RankProgress, RankStands
 from skep_services.gateway.texts import blamed_text, held_text
 from tests.kit import Driver, admitted, allocator, at, exited, joined, started
 from tests.unit.test_allocator_changes import known, of
@@ -354,7 +340,7 @@ def test_a_restart_does_not_forget_which_nodes_are_to_be_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_jobs", "tenants"),
+    "of_jobs, tenants",
     [
         ((("ann", "nlp"), ("", "nlp")), 0),
         ((("ann", "nlp"), ("ann", "cv"), ("", "nlp"), ("", "cv")), 0),

@@ -1,9 +1,9 @@
 """What ranks that hold their gangs up say against the nodes that they run on.
 
 Each is a *sign* against its node, kept by node and job, with one *finding* for each attempt: all
-ranks of an attempt on a node may be slow for one reason, and at one time. A job whose ranks were slow on several
-nodes says nothing about any of them: it is the script. `machines.allocator.slow_nodes` decides what
-is blamed; here it is only taken over.
+ranks of an attempt on a node may be slow for one reason, and at one time. A job whose ranks were
+slow on several nodes says nothing about any of them: it is the script.
+`machines.allocator.slow_nodes` decides what is blamed; here it is only taken over.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def blamed(state: ClusterState, now: Instant) -> dict[str, PlaceBlamed]:
     return {place: each for place, each in state.held_up.blamed.items() if each.until > now}
 
 
-def signs_of(
-    state: ClusterState, node: str, since: Instant, until: Instant
-) -> Mapping[str, Sign]:
+def signs_of(state: ClusterState, node: str, since: Instant, until: Instant) -> Mapping[str, Sign]:
     """Return what speaks against a node, by job, without what scripts cause.
 
     Args:

@@ -1,12 +1,12 @@
 """Ranks that hold their gangs up, and nodes and GPUs that are blamed for it.
 
-    GangSlowed (the introspector), a gang that hangs --> GangHeldUp --(SETTLES)--> enough?
-                                                                         --> PlaceBlamed
-                           only if the operator wants it                 --> GpuQuarantined
+    GangSlowed (the introspector), a gang that hangs --> GangHeldUp
+        --(SETTLES)--> enough? --> PlaceBlamed
+                               --> GpuQuarantined, only if the operator wants it
 
-A node is blamed when ranks on it were slow or hung `slow` times within the rule's window, in at
-least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and so
-the jobs of one tenant alone blame nothing. Where all of them used the same GPU, that is blamed.
+A node is blamed when ranks on it were slow or hung in `slow` attempts within the rule's window, of
+at least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and
+so the jobs of one tenant alone blame nothing. Where all of them used the same GPU, that is blamed.
 A job that is slow or hangs on several nodes blames none of them; what is found of its other ranks
 may come a little later, and so a finding counts after SETTLES.
 
@@ -228,8 +228,8 @@ def _several_types(job: JobState) -> bool:
 def _tenants(signs: Collection[Sign]) -> set[str]:
     """Return the tenants that signs are from.
 
-    A job without an owner is of somebody with the credentials of its virtual cluster. That may be
-    the owner of another job there: it is a tenant only where no such job speaks too.
+    A job without an owner was submitted with the credentials of its virtual cluster, which the
+    owner of another job there may have: it is a tenant only where no such job speaks too.
     """
     owned = {_tenant("", sign.vc) for sign in signs if sign.tenant != _tenant("", sign.vc)}
     return {sign.tenant for sign in signs} - owned
