@@ -300,7 +300,7 @@ def test_a_job_that_is_slow_on_two_nodes_in_one_look_blames_none() -> None:
 def test_a_job_that_hangs_on_two_nodes_blames_neither() -> None:
     decide = cluster(slow=2)
     slow_on(decide, "node-1", "ann")
-    said = admitted(2, workers=4, gpus=2)
+    said: Any = admitted(2, workers=4, gpus=2)
     (fact,) = said.facts
     spec = msgspec.structs.replace(fact.spec, restart_hung=300)
     decide(msgspec.structs.replace(said, facts=(msgspec.structs.replace(fact, spec=spec),)))
