@@ -655,6 +655,7 @@ ALLOCATOR_FACTS: tuple[msgspec.Struct, ...] = (
         usual_ns=100_000_000,
         step_ns=190_000_000,
         trace=TRACE,
+        vc="nlp",
     ),
     held_up.PlaceBlamed(
         node="node-2",

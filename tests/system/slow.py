@@ -87,13 +87,17 @@ def slow(cluster: Embedded, base: Path, way: tuple[str, str, str], python: str) 
 
 
 def blame(cluster: Embedded) -> dict[str, Any]:
-    """Return which places are blamed, as an operator sees it."""
+    """Return which places are blamed once what was found has settled, as an operator sees it."""
+
+    def blamed() -> Any:
+        return [each for each in cluster.get("/v1/gpus")["gpus"] if each["blamed"]]
+
+    gpus = until(blamed, "a GPU that is blamed", WITHIN_S)
     alerts = [
         each
         for each in json.loads(cluster.skep("alerts", "--json"))["alerts"]
         if each["code"] == "place-blamed"
     ]
-    gpus = [each for each in cluster.get("/v1/gpus")["gpus"] if each["blamed"]]
     return {
         "blamed": [each["blamed"] for each in gpus],
         "alerts": [each["text"] for each in alerts],

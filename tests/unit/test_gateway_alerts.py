@@ -12,6 +12,7 @@ from skep.wire.held_up import GangHeldUp, PlaceBlamed
 from skep.wire.reasons import Reason
 from skep_services.gateway import alerts
 from skep_services.gateway.alerts import SEVERITY, Alert, Code
+from skep_services.gateway.callers import Only
 from skep_services.gateway.columns import ALERTS
 from skep_services.gateway.limits import Nearly
 from skep_services.gateway.live import SILENT_AFTER, Live
@@ -149,9 +150,17 @@ def test_a_slow_rank_concerns_its_tenant_and_a_blamed_gpu_operators() -> None:
     assert "6 times a rank there was slow or hung (j1, j2, j3, j4 and 2 more)" in shown.text
     assert told(shown, "") is not None
     assert told(shown, "nlp") is None
-    of = [gpus_view(made.fold, live, at(100), vc, lambda _: False) for vc in ("", "nlp")]
-    assert [[bool(gpu["blamed"]) for gpu in gpus] for gpus in of] == [[True, False], [False] * 2]
-    (node,) = nodes_view(made.fold, live, at(100), "", lambda _: False)
-    assert node["blamed"] == shown.text
+    assert "`skep gpu quarantine node-1 0`" in shown.todo
+    asking: tuple[Only, ...] = ("", "nlp", ("nlp",), ())
+    of = [gpus_view(made.fold, live, at(100), vc, lambda _: False) for vc in asking]
+    seen = [[bool(gpu["blamed"]) for gpu in gpus] for gpus in of]
+    assert seen == [[True, False], *[[False] * 2] * 3], "a person without a VC is no operator"
+    nodes = [nodes_view(made.fold, live, at(100), vc, lambda _: False) for vc in asking]
+    assert [node["blamed"] for (node,) in nodes] == [shown.text, "", "", ""]
+    whole = msgspec.structs.replace(blame, device=-1)
+    made.tell("ALLOC", facts("allocator", msgspec.structs.replace(blame, blamed=False), whole))
+    (shown,) = alerts.of_nodes(made.fold, live, at(100))
+    assert shown.about == "node-1"
+    assert "`skep node drain node-1`" in shown.todo, "no single GPU is to be taken out"
     live.heard["node-1"] = at(900)
     assert not list(alerts.of_nodes(made.fold, live, at(900))), "its time is over"

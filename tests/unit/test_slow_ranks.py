@@ -20,13 +20,16 @@ from skep.wire.admin import QuarantineGpu, SetVcs
 from skep.wire.cluster import QuarantineRule
 from skep.wire.codec import encode
 from skep.wire.facts import GpuQuarantined
-from skep.wire.held_up import GangHeldUp, GangSlowed, OwnTime, PlaceBlamed, slower_milli
+from skep.wire.held_up import RANKS_MAX, GangHeldUp, GangSlowed, OwnTime, PlaceBlamed, slower_milli
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
-from skep.wire.reports import Heartbeat, JobProgress, NodeReport, RankProgress
+from skep.wire.reports import Heartbeat, HungPart, JobProgress, NodeReport, RankProgress, RankStands
 from skep_services.gateway.texts import blamed_text, held_text
 from tests.kit import Driver, admitted, allocator, at, exited, joined, started
 from tests.unit.test_allocator_changes import known, of
+from tests.unit.test_allocator_mixed import BIG, SMALL
+from tests.unit.test_allocator_mixed import running as running_mixed
+from tests.unit.test_hung_jobs import LOADS, WAITS
 
 MS = 1_000_000
 
@@ -83,6 +86,15 @@ def test_what_differs_little_says_nothing(said: dict[int, OwnTime]) -> None:
 def test_two_ranks_of_a_slow_node_are_both_found() -> None:
     found = looked(SlowWatch(), owns(100, 102, 190, 180))
     assert [(each.rank, each.usual_ns) for each in found] == [(2, 102 * MS), (3, 102 * MS)]
+
+
+def test_of_more_slow_ranks_than_are_named_none_is_the_cause() -> None:
+    watch, many = SlowWatch(), owns(*[100] * 10, *[180] * 10)
+    assert looked(watch, many, 3 * HELD) == []
+    few = owns(*[100] * 12, *[180] * RANKS_MAX)
+    assert len(looked(watch, few)) == RANKS_MAX
+    assert [each.rank for each in looked(watch, many) if each.over] == [*range(12, 20)]
+    assert watch.slow == {}
 
 
 def test_ranks_that_left_are_forgotten() -> None:
@@ -153,6 +165,17 @@ def run(decide: Driver[AllocatorMachine], number: int, owner: str) -> str:
     return job
 
 
+def run_on_one(
+    decide: Driver[AllocatorMachine], number: int, owner: str, workers: int = 2, vc: str = "nlp"
+) -> str:
+    """Have a gang run on node-1."""
+    said = admitted(number, workers=workers, gpus=1, vc=vc)
+    facts = tuple(msgspec.structs.replace(fact, owner=owner) for fact in said.facts)
+    decide(msgspec.structs.replace(said, facts=facts))
+    decide(started(f"j{number}"))
+    return f"j{number}"
+
+
 def end(decide: Driver[AllocatorMachine], job: str) -> None:
     for node in ("node-1", "node-2"):
         decide(exited(job, node=node, outcome=Outcome.SUCCEEDED))
@@ -173,14 +196,25 @@ def slowed(job: str, node: str, rank: int, **more: Any) -> GangSlowed:
 
 
 def slow_on(decide: Driver[AllocatorMachine], node: str, *owners: str) -> list[Any]:
-    """Have a job of each owner be slow on a node, one after the other; return all effects."""
+    """Have a job of each owner be slow on a node, one after the other; return all effects.
+
+    The nodes are judged once what was found has settled, and stay heard.
+    """
     effects: list[Any] = []
     rank = 0 if node == "node-1" else 1
     for number, owner in enumerate(owners, 1 + decide.machine.state.last_queued):
         job = run(decide, number, owner)
         effects += decide(slowed(job, node, rank))
         end(decide, job)
-    return effects
+    return effects + settled(decide)
+
+
+def settled(decide: Driver[AllocatorMachine]) -> list[Any]:
+    """Let what was found settle; return the effects of judging the nodes."""
+    later = (decide.now - at(0)) / seconds(1) + 20
+    for node in ("node-1", "node-2"):
+        decide(Heartbeat(node=node, identity=f"id-{node}", at=at(later)), later)
+    return decide.tick(later)
 
 
 def test_a_slow_rank_becomes_a_fact_once_and_is_over_once() -> None:
@@ -240,6 +274,95 @@ def test_a_node_is_blamed_by_jobs_of_two_tenants_and_nothing_is_quarantined() ->
     assert of(slow_on(decide, "node-2", "bob"), PlaceBlamed) == [], "it is blamed already"
 
 
+def test_ranks_of_one_attempt_are_one_finding() -> None:
+    decide = allocator(joined("node-1"))
+    for number, owner in ((1, "ann"), (2, "bob")):
+        run_on_one(decide, number, owner, 4)
+        effects = [decide(slowed(f"j{number}", "node-1", rank)) for rank in range(3)]
+        assert [len(of(each, GangHeldUp)) for each in effects] == [1, 1, 1]
+        decide(exited(f"j{number}", outcome=Outcome.SUCCEEDED))
+    decide.tick(30)
+    assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
+    signs = decide.machine.state.held_up.signs["node-1"].values()
+    assert [(len(sign.times), sign.devices) for sign in signs] == [(1, [0, 1, 2])] * 2
+
+
+def test_a_job_that_is_slow_on_two_nodes_in_one_look_blames_none() -> None:
+    decide = cluster(slow=2)
+    slow_on(decide, "node-1", "ann")
+    job = run(decide, 2, "bob")
+    decide(slowed(job, "node-1", 0))
+    decide(slowed(job, "node-2", 1))
+    settled(decide)
+    assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
+
+
+def test_a_job_that_hangs_on_two_nodes_blames_neither() -> None:
+    decide = cluster(slow=2)
+    slow_on(decide, "node-1", "ann")
+    said: Any = admitted(2, workers=4, gpus=2)
+    (fact,) = said.facts
+    spec = msgspec.structs.replace(fact.spec, restart_hung=300)
+    decide(msgspec.structs.replace(said, facts=(msgspec.structs.replace(fact, spec=spec),)))
+    effects: list[Any] = []
+    for node in ("node-1", "node-2"):
+        decide(started("j2", node=node))
+        decide(known("j2", node, ()))
+    for node, numbers in (("node-1", (0, 1)), ("node-2", (2, 3))):
+        ranks = tuple(
+            RankStands(rank=rank, stands=stands)
+            for rank, stands in zip(numbers, (LOADS, WAITS), strict=True)
+        )
+        part = HungPart(job="j2", attempt=1, silent_ns=seconds(300), ranks=ranks)
+        now = decide.now
+        effects += decide(Heartbeat(node=node, identity=f"id-{node}", at=now, hung=(part,)))
+    assert [fact.node for fact in of(effects, GangHeldUp)] == ["node-1", "node-2"]
+    settled(decide)
+    assert not any(isinstance(fact, PlaceBlamed) for fact in decide.facts)
+
+
+def test_a_finding_that_has_yet_to_settle_counts_when_it_has() -> None:
+    decide = cluster(slow=2)
+    first, second = run_on_one(decide, 1, "ann"), run_on_one(decide, 2, "bob")
+    decide(slowed(first, "node-1", 0), 1)
+    decide(slowed(second, "node-1", 0), 15)
+    assert of(decide.tick(21), PlaceBlamed) == []
+    assert len(of(settled(decide), PlaceBlamed)) == 1
+
+
+def test_a_restart_does_not_forget_which_nodes_are_to_be_judged() -> None:
+    decide = cluster(slow=2)
+    first, second = run_on_one(decide, 1, "ann"), run_on_one(decide, 2, "bob")
+    for job in (first, second):
+        decide(slowed(job, "node-1", 0))
+    decide(Restarted(2))
+    assert len(of(settled(decide), PlaceBlamed)) == 1
+
+
+@pytest.mark.parametrize(
+    "of_jobs, tenants",
+    [
+        ((("ann", "nlp"), ("", "nlp")), 0),
+        ((("ann", "nlp"), ("ann", "cv"), ("", "nlp"), ("", "cv")), 0),
+        ((("ann", "nlp"), ("", "cv")), 2),
+        ((("ann", "nlp"), ("bob", "nlp"), ("", "nlp")), 2),
+        ((("", "nlp"), ("", "cv")), 2),
+    ],
+)
+def test_an_owner_who_has_the_token_of_a_vc_is_one_tenant(
+    of_jobs: tuple[tuple[str, str], ...], tenants: int
+) -> None:
+    decide = allocator(joined("node-1"), nlp=2, cv=2)
+    asked = decide.machine.state.asked
+    decide(SetVcs(vcs=asked.vcs, chains=asked.chains, quarantine=QuarantineRule(slow=2)))
+    for number, (owner, vc) in enumerate(of_jobs, 1):
+        run_on_one(decide, number, owner, vc=vc)
+        decide(slowed(f"j{number}", "node-1", 1))
+        decide(exited(f"j{number}", outcome=Outcome.SUCCEEDED))
+    blamed = of(settled(decide), PlaceBlamed)
+    assert [fact.tenants for fact in blamed] == ([tenants] if tenants else [])
+
+
 def test_one_tenant_alone_blames_nothing() -> None:
     decide = cluster(slow=1, quarantine_slow=True)
     effects = slow_on(decide, "node-2", *["ann"] * 12)
@@ -265,6 +388,15 @@ def test_a_blamed_place_is_quarantined_if_it_is_wanted_and_acquitted_by_hand() -
     back = decide(QuarantineGpu(node="node-2", device=0, quarantine=False))
     assert [each.blamed for each in of(back, PlaceBlamed)] == [False]
     assert decide.machine.state.held_up.signs == {}
+
+
+def test_a_rank_on_the_slower_type_of_a_mixed_gang_is_not_slow() -> None:
+    decide = allocator(BIG, SMALL)
+    running_mixed(decide)
+    assert decide(slowed("j1", "node-1", 0)) == []
+    same = allocator(joined("node-1", {"a100": 3}), joined("node-2", {"a100": 1}))
+    running_mixed(same)
+    assert len(of(same(slowed("j1", "node-1", 0)), GangHeldUp)) == 1, "two chains of one type"
 
 
 def test_what_speaks_against_nodes_outlives_a_snapshot() -> None:

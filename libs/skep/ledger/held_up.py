@@ -1,8 +1,9 @@
 """What ranks that hold their gangs up say against the nodes that they run on.
 
-Each is a *sign* against its node, kept by node and job. A job whose ranks were slow on several
-nodes says nothing about any of them: it is the script. `machines.allocator.slow_nodes` decides what
-is blamed; here it is only taken over.
+Each is a *sign* against its node, kept by node and job, with one *finding* for each attempt: all
+ranks of an attempt on a node may be slow for one reason, and at one time. A job whose ranks were
+slow on several nodes says nothing about any of them: it is the script.
+`machines.allocator.slow_nodes` decides what is blamed; here it is only taken over.
 """
 
 from __future__ import annotations
@@ -26,13 +27,21 @@ def apply(state: ClusterState, fact: GangHeldUp) -> None:
         return
     known.now.setdefault(fact.job, {})[fact.rank] = fact
     jobs = known.signs[fact.node] = known.signs.pop(fact.node, {})
-    earlier = jobs.pop(fact.job, None)
-    times = [*(earlier.times if earlier is not None else ()), fact.at][-TIMES_MAX:]
-    jobs[fact.job] = Sign(fact.tenant, times, list(fact.devices))
+    jobs[fact.job] = _with(jobs.pop(fact.job, None), fact)
     while len(jobs) > JOBS_MAX:
         del jobs[next(iter(jobs))]
     while len(known.signs) > PLACES_MAX:
         del known.signs[next(iter(known.signs))]
+
+
+def _with(sign: Sign | None, fact: GangHeldUp) -> Sign:
+    """Return a sign with one finding more, or with a later one of the same attempt."""
+    times, devices = list(sign.times) if sign is not None else [], list(fact.devices)
+    if sign is not None and sign.attempt == fact.attempt:
+        times.pop()
+        devices = sorted({*sign.devices, *devices})
+    times = [*times, fact.at][-TIMES_MAX:]
+    return Sign(fact.tenant, times, devices, fact.attempt, fact.vc)
 
 
 def apply_blame(state: ClusterState, fact: PlaceBlamed) -> None:
@@ -81,12 +90,26 @@ def blamed(state: ClusterState, now: Instant) -> dict[str, PlaceBlamed]:
     return {place: each for place, each in state.held_up.blamed.items() if each.until > now}
 
 
-def signs_of(state: ClusterState, node: str, since: Instant) -> Mapping[str, Sign]:
-    """Return what speaks against a node since an instant, by job, without what scripts cause."""
+def signs_of(state: ClusterState, node: str, since: Instant, until: Instant) -> Mapping[str, Sign]:
+    """Return what speaks against a node, by job, without what scripts cause.
+
+    Args:
+        state: Read.
+        node: The node.
+        since: Earlier findings are left out.
+        until: Later findings are left out. A job with a finding elsewhere, even a later one, says
+            nothing.
+    """
     signs = state.held_up.signs
-    return {
-        job: Sign(sign.tenant, [at for at in sign.times if at >= since], sign.devices)
-        for job, sign in signs.get(node, {}).items()
-        if sign.times[-1] >= since
-        and not any(job in jobs for other, jobs in signs.items() if other != node)
-    }
+    found = {}
+    for job, sign in signs.get(node, {}).items():
+        times = [at for at in sign.times if since <= at <= until]
+        if times and not any(job in jobs for other, jobs in signs.items() if other != node):
+            found[job] = Sign(sign.tenant, times, sign.devices, sign.attempt, sign.vc)
+    return found
+
+
+def found_last(state: ClusterState, node: str) -> Instant:
+    """Return when something was found last that speaks against a node; 0: nothing does."""
+    signs = state.held_up.signs.get(node, {}).values()
+    return max((sign.times[-1] for sign in signs), default=Instant(0))

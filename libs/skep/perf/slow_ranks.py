@@ -5,7 +5,8 @@
 
 A rank is compared with the lower median of its gang, so that up to half of the ranks may be slow:
 two ranks on a slow node, or one of two. What is little of a mini-batch says nothing, however many
-times the median it is. A rank of which nothing was heard between two looks is as it was.
+times the median it is. While more than RANKS_MAX ranks are beyond it, none of them counts as such.
+A rank of which nothing was heard between two looks is as it was.
 """
 
 from __future__ import annotations
@@ -73,10 +74,16 @@ class SlowWatch:
         self._looks += 1
         usual_ns = _lower_median([own.own_ns for own in owns.values()])
         usual_load_ns = _lower_median([own.load_ns for own in owns.values()])
+        beyond = {
+            rank
+            for rank, own in owns.items()
+            if _beyond(own, usual_ns, usual_load_ns, step_ns, calm=rank in self.slow)
+        }
+        if len(beyond | (self.slow.keys() - owns.keys())) > RANKS_MAX:
+            beyond.clear()
         found = []
         for rank, own in sorted(owns.items()):
-            beyond = _beyond(own, usual_ns, usual_load_ns, step_ns, calm=rank in self.slow)
-            said = self._turn(rank, beyond=beyond)
+            said = self._turn(rank, beyond=rank in beyond)
             if said is None:
                 continue
             if not said:

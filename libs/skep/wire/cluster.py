@@ -157,9 +157,9 @@ class QuarantineRule(_Part, frozen=True):
     their end, all within a `window` of so many seconds. At most a `share` of a chain's GPUs is
     quarantined by this rule at one time, or one GPU (0: none).
 
-    A node or GPU is blamed when ranks on it were slow or hung `slow` times (0: never) within the
-    `window`, in jobs of at least two tenants; with `quarantine_slow` its GPUs are quarantined too,
-    within the `share`.
+    A node or GPU is blamed when ranks on it were slow or hung in `slow` attempts (0: never) within
+    the `window`, of jobs of at least two tenants; with `quarantine_slow` its GPUs are quarantined
+    too, within the `share`.
     """
 
     jobs: Whole = 3

@@ -13,11 +13,12 @@ from skep.wire.message import Message
 from skep.wire.reasons import Reason
 
 RANKS_MAX = 8
-"""Ranks of a gang that are named at one time: if more are slow, none of them is the cause."""
+"""Ranks of a gang that are named at one time: while more are slow, none of them is, as it is the
+script or what they share."""
 JOBS_MAX = 32
 """Jobs kept that speak against one node, and jobs that a blame names: the latest."""
 TIMES_MAX = 8
-"""Findings kept of one job on one node."""
+"""Findings kept of one job on one node, one for each attempt."""
 PLACES_MAX = 1000
 """Nodes kept that something speaks against, and places kept that were blamed: the latest."""
 
@@ -56,7 +57,8 @@ class GangHeldUp(Message, frozen=True, tag="gang-held-up"):
     """A rank holds its gang up (or, with `over`, does so no more).
 
     `why` is `rank-slow`, `loader-slow` or `rank-hung`. The times are those of `GangSlowed`, 0 for a
-    rank that hung. `tenant` is the job's owner, or its virtual cluster where it has none.
+    rank that hung. `tenant` is the job's owner, or `vc` and its virtual cluster where it has none;
+    `vc` is its virtual cluster in any case.
     """
 
     job: str
@@ -72,6 +74,7 @@ class GangHeldUp(Message, frozen=True, tag="gang-held-up"):
     step_ns: int = 0
     over: bool = False
     trace: str = ""
+    vc: str = ""
 
     @property
     def slower_milli(self) -> int:
@@ -109,9 +112,13 @@ class Sign(msgspec.Struct):
 
     tenant: str
     times: list[Instant]
-    """When that was found, the latest last."""
+    """When that was found of each attempt, the latest last."""
     devices: list[int]
-    """The GPUs of the rank, as found last."""
+    """The GPUs of the ranks of the latest attempt of which that was found."""
+    attempt: int = 0
+    """That attempt; 0 in what was kept before attempts were."""
+    vc: str = ""
+    """The virtual cluster of the job."""
 
 
 class HeldUp(msgspec.Struct):

@@ -99,7 +99,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.HUNG: "nothing: it is repeated from its latest checkpoint; `skep events` names the rank",
     Reason.RANK_SLOW: "`skep exec JOB --rank N -- nvidia-smi`, and `skep node ls` for blame",
     Reason.LOADER_SLOW: "look at what that rank reads, and at the CPUs and disks of its node",
-    Reason.HELD_UP_GANGS: "an operator should test it; `skep gpu quarantine NODE GPU`",
+    Reason.HELD_UP_GANGS: "an operator should test it; `skep node drain NODE`, or for one GPU "
+    "`skep gpu quarantine NODE GPU`",
     Reason.DEVICE_TROUBLE: "an operator should look at it: `skep gpu ls`",
 }
 """A reason that is not here needs nothing: it says what was decided."""

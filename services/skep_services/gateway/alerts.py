@@ -13,6 +13,7 @@ from typing import NamedTuple
 from skep.ledger import held_up
 from skep.units import NS_PER_SECOND, Instant, seconds
 from skep.wire import codec
+from skep.wire.held_up import PlaceBlamed
 from skep.wire.reasons import TEXT, Reason
 from skep_services.gateway.fold import Fold
 from skep_services.gateway.limits import Nearly
@@ -119,10 +120,17 @@ def of_nodes(fold: Fold, live: Live, now: Instant) -> Iterator[Alert]:
     for place, blame in held_up.blamed(fold.state, now).items():
         if blame.node in fold.state.nodes:
             kind = "node" if blame.device < 0 else "gpu"
-            gpu = max(blame.device, 0)
-            todo = f"test it; `skep gpu quarantine {blame.node} {gpu}`, or with --undo to acquit it"
-            text = blamed_text(blame)
+            text, todo = blamed_text(blame), _test(blame)
             yield Alert(Code.PLACE_BLAMED, kind, place, text, todo, blame.at, vcs=())
+
+
+def _test(blame: PlaceBlamed) -> str:
+    """Return what to do about a node or a GPU that is blamed."""
+    out = f"gpu quarantine {blame.node} {blame.device}"
+    if blame.device < 0:
+        out = f"node drain {blame.node}"
+    undo = f"skep gpu quarantine --undo {blame.node} {max(blame.device, 0)}"
+    return f"test it; `skep {out}` takes it out, `{undo}` acquits it"
 
 
 def of_jobs(fold: Fold, now: Instant) -> Iterator[Alert]:

@@ -94,7 +94,7 @@ def held_rows(state: ClusterState, job: str) -> list[dict[str, Any]]:
 
 def _blame_of(fold: Fold, now: Instant, vc: Only, node: str, device: int = -1) -> str:
     """Return what a GPU, or without one a node and its GPUs, are blamed for; only to operators."""
-    if vc:
+    if vc != "":  # An empty tuple is a person without any VC.
         return ""
     found = held_up.blamed(fold.state, now).values()
     return "; ".join(

@@ -1,18 +1,23 @@
 """Ranks that hold their gangs up, and nodes and GPUs that are blamed for it.
 
-    GangSlowed (the introspector), a gang that hangs --> GangHeldUp --> enough? --> PlaceBlamed
-                                                     only if the operator wants it -> GpuQuarantined
+    GangSlowed (the introspector), a gang that hangs --> GangHeldUp
+        --(SETTLES)--> enough? --> PlaceBlamed
+                               --> GpuQuarantined, only if the operator wants it
 
-A node is blamed when ranks on it were slow or hung `slow` times within the rule's window, in at
-least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and so
-the jobs of one tenant alone blame nothing. Where all of them used the same GPU, that is blamed.
+A node is blamed when ranks on it were slow or hung in `slow` attempts within the rule's window, of
+at least JOBS_MIN jobs of at least TENANTS_MIN tenants. What a job says of itself may be a lie, and
+so the jobs of one tenant alone blame nothing. Where all of them used the same GPU, that is blamed.
+A job that is slow or hangs on several nodes blames none of them; what is found of its other ranks
+may come a little later, and so a finding counts after SETTLES.
 
-The introspector says again what lasts; what it says no more, as after its restart, is over.
+The introspector says again what lasts; what it says no more, as after its restart, is over. It
+compares all ranks of a gang: of a gang on several types of GPUs, where those on the slower type
+always take longer, nothing is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from skep.ledger import held_up
 from skep.ledger.job_state import JobState, State
@@ -29,6 +34,9 @@ TENANTS_MIN = 2
 
 SAID_AGAIN: Duration = seconds(300.0)
 """A slow rank of which nothing was said for so long is slow no more: it is said every minute."""
+
+SETTLES: Duration = seconds(20.0)
+"""How old a finding has to be to count: two looks of the introspector (`perf.slow_ranks.LOOK`)."""
 
 
 def heard(tx: Transaction, event: GangSlowed, now: Instant) -> None:
@@ -49,7 +57,7 @@ def heard(tx: Transaction, event: GangSlowed, now: Instant) -> None:
         if known is not None:
             tx.record(_over(known, now))
         return
-    if _devices(job, event.node, event.rank) is None:
+    if _devices(job, event.node, event.rank) is None or _several_types(job):
         return
     tx.soft.slow_heard[key] = now
     why = Reason.LOADER_SLOW if event.loads else Reason.RANK_SLOW
@@ -68,10 +76,10 @@ def hold(
     now: Instant,
     times: tuple[int, int, int] = (0, 0, 0),
 ) -> None:
-    """Record that a rank on a node holds up its gang, and what is to be blamed for that.
+    """Record that a rank on a node holds up its gang; the node is to be judged once it settled.
 
     Args:
-        tx: Facts are added.
+        tx: A fact is added, and to `soft.judged_at` the node.
         job: It runs.
         node: Where the rank is; without a part there nothing is recorded.
         rank: Its number.
@@ -92,18 +100,34 @@ def hold(
             devices=devices,
             why=why,
             at=now,
-            tenant=_tenant(job),
+            tenant=_tenant(job.owner, job.spec.vc),
             own_ns=own_ns,
             usual_ns=usual_ns,
             step_ns=step_ns,
             trace=job.trace,
+            vc=job.spec.vc,
         )
     )
-    _blame(tx, node, now)
+    tx.soft.judged_at.setdefault(node, after(now, SETTLES))
+
+
+def restarted(tx: Transaction, now: Instant) -> None:
+    """Have each node judged that something speaks against: what was due to be is not kept."""
+    tx.soft.judged_at = dict.fromkeys(tx.state.held_up.signs, after(now, SETTLES))
 
 
 def go_round(tx: Transaction, now: Instant) -> None:
-    """Record that ranks are slow no more of which nothing was said for SAID_AGAIN."""
+    """Judge the nodes whose time has come, and record which ranks are slow no more.
+
+    Args:
+        tx: Facts are added. Nodes with findings that have yet to settle stay in `soft.judged_at`.
+        now: The time of the decision. Ranks of which nothing was said for SAID_AGAIN are fine.
+    """
+    for node in [node for node, due in tx.soft.judged_at.items() if due <= now]:
+        del tx.soft.judged_at[node]
+        _blame(tx, node, now)
+        if after(held_up.found_last(tx.state, node), SETTLES) > now:
+            tx.soft.judged_at[node] = after(now, SETTLES)
     heard_at, held = tx.soft.slow_heard, tx.state.held_up.now
     for key in [key for key in heard_at if key[1] not in held.get(key[0], {})]:
         del heard_at[key]
@@ -134,9 +158,10 @@ def _blame(tx: Transaction, node: str, now: Instant) -> None:
         now: The time of the decision.
     """
     rule = tx.state.asked.quarantine
-    signs = held_up.signs_of(tx.state, node, Instant(now - seconds(rule.window)))
+    since, until = Instant(now - seconds(rule.window)), Instant(now - SETTLES)
+    signs = held_up.signs_of(tx.state, node, since, until)
     findings = sum(len(sign.times) for sign in signs.values())
-    tenants = dict.fromkeys(sign.tenant for sign in signs.values())
+    tenants = _tenants(signs.values())
     if not rule.slow or findings < rule.slow or len(signs) < JOBS_MIN or len(tenants) < TENANTS_MIN:
         return
     device = _common(signs)
@@ -195,9 +220,24 @@ def _devices(job: JobState, node: str, rank: int) -> tuple[int, ...] | None:
     return member.devices[member.numbers.index(rank)]
 
 
-def _tenant(job: JobState) -> str:
+def _several_types(job: JobState) -> bool:
+    """Return whether a gang has GPUs of several types."""
+    return len({member.gpu_type for member in job.members.values()}) > 1
+
+
+def _tenants(signs: Collection[Sign]) -> set[str]:
+    """Return the tenants that signs are from.
+
+    A job without an owner was submitted with the credentials of its virtual cluster, which the
+    owner of another job there may have: it is a tenant only where no such job speaks too.
+    """
+    owned = {_tenant("", sign.vc) for sign in signs if sign.tenant != _tenant("", sign.vc)}
+    return {sign.tenant for sign in signs} - owned
+
+
+def _tenant(owner: str, vc: str) -> str:
     """Return what vouches for a job: its owner, or its virtual cluster where it has none."""
-    return job.owner or f"vc {job.spec.vc}"
+    return owner or f"vc {vc}"
 
 
 def _over(known: GangHeldUp, now: Instant) -> GangHeldUp:
@@ -212,4 +252,5 @@ def _over(known: GangHeldUp, now: Instant) -> GangHeldUp:
         tenant=known.tenant,
         over=True,
         trace=known.trace,
+        vc=known.vc,
     )

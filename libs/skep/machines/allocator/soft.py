@@ -193,6 +193,8 @@ class Soft:
         """By job and attempt: when each node last said that its part does nothing."""
         self.slow_heard: dict[tuple[str, int], Instant] = {}
         """By job and rank that holds its gang up: when that was said last."""
+        self.judged_at: dict[str, Instant] = {}
+        """By node that something was found to speak against: when it is judged."""
         self.hung: dict[tuple[str, int], dict[str, tuple[Instant, HungPart]]] = {}
         """By job and attempt: when each node last said that its part hangs, and what it said."""
         self.warnings: dict[str, int] = {}

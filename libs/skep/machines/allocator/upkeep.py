@@ -62,6 +62,7 @@ def restarted(tx: Transaction, now: Instant) -> None:
             deadline = SuccessorDeadline(job.job, job.successor.attempt)
             soft.set_timer(deadline, after(now, settings.READY_WITHIN))
     deferring.restarted(tx)
+    slow_nodes.restarted(tx, now)
     for name, node in tx.state.nodes.items():
         for attempt in node.ghosts:
             outbox.command(tx, name, *attempt, now)
