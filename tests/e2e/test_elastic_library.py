@@ -41,10 +41,13 @@ def test_what_one_rank_cannot_do_no_rank_does() -> None:
         for error in stored(gang, stay, 2, "failed"):
             assert "rank 0 cannot write its files: OSError: [Errno 28]" in error
 
+        for member in stay:
+            member.wait_holding(6)
+        files = [member.said("files") for member in stay]
         stored(gang, stay, 6, "checkpointed")
         for member in stay:
             member.wait_holding(10)
-        files = [member.said("files") for member in stay]
+        assert [member.said("files") for member in stay] == files, "a checkpoint leaves none open"
 
         # One rank hears nothing of a change: it trains on, and the other one too.
         order = gang.rescale({first: 0}, 12, world=3)

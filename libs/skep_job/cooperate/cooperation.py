@@ -304,8 +304,8 @@ class Cooperation:
     def _writes_beside(self) -> bool:
         """Return whether checkpoints are written while the training goes on.
 
-        State that is not split is, if it is on GPUs and half of the host's free memory holds that of
-        all ranks of the node.
+        State that is not split is, if it is on GPUs and half of the host's free memory holds that
+        of all ranks of the node.
         """
         if self._split:
             return True
