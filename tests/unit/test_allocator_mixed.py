@@ -15,11 +15,13 @@ from skep.units import NS_PER_SECOND
 from skep.wire.changes import AskMigrate, AskPack, AskResume, AskSuspend, GpusRegained, Result
 from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobPromoted, JobStopping
 from skep.wire.moves import SuccessorBound
+from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from tests.kit import Driver, admitted, allocator, exited, heartbeat, joined, started
 from tests.unit.test_allocator_changes import ask, changed, known, of, over, told
 
 BIG, SMALL = joined("node-1", {"a100": 3}), joined("node-2", {"h100": 1})
+SMALL_THIRD = joined("node-3", {"h100": 1})
 MIXED: dict[str, Any] = {"workers": 4, "gpus": 1, "gpu_type": "a100|h100", "mixed": True}
 ABLE = ("suspend", "release", "rebind", "checkpoint", "migrate")
 
@@ -157,6 +159,17 @@ def test_it_moves_only_to_where_it_is_in_one_chain() -> None:
     decide(joined("node-3", {"h100": 4}))
     (moved,) = of(decide(ask(11, AskMigrate(job="j1", to="node-3"))), SuccessorBound)
     assert [(part.node, part.chain) for part in moved.members] == [("node-3", "")]
+
+
+def test_one_chain_comes_before_a_mix_without_the_node_it_failed_on() -> None:
+    decide = allocator(*(joined(f"node-{n}", {"a100": 1}) for n in (1, 2)), SMALL_THIRD)
+    asked = {**MIXED, "workers": 2, "retries": 1, "retry_on": ("signal",)}
+    assert [node for node, *_ in places(decide(admitted(1, **asked)))] == ["node-1", "node-2"]
+    for node in ("node-1", "node-2"):
+        decide(started("j1", node=node))
+    decide(exited("j1", outcome=Outcome.SIGNALLED))
+    effects = decide(exited("j1", node="node-2", outcome=Outcome.STOPPED))
+    assert [node for node, *_ in places(effects)] == ["node-1", "node-2"]
 
 
 def test_no_job_is_packed_beside_it() -> None:
