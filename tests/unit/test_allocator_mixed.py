@@ -12,8 +12,10 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.settings import NODE_LOST_AFTER
 from skep.machines.base import Effect
 from skep.units import NS_PER_SECOND
+from skep.wire.admin import SetVcs
 from skep.wire.changes import AskMigrate, AskPack, AskResume, AskSuspend, GpusRegained, Result
-from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobPromoted, JobStopping
+from skep.wire.cluster import VirtualCluster
+from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobPromoted, JobStopping, JobWaits
 from skep.wire.moves import SuccessorBound
 from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
@@ -186,4 +188,43 @@ def test_what_waits_says_how_many_workers_each_chain_would_hold() -> None:
     decide(admitted(2, **MIXED))
     job = decide.machine.state.jobs["j2"]
     why = explain_wait(decide.machine.state.cells, attempts.request(job, 1, guaranteed=True))
-    assert why.text.endswith("mixed it has place for 3 in a100x3, 0 in h100x1, of 4 workers")
+    assert why.text.endswith("in several chains it has place for 3 in a100x3, 0 in h100x1, of 4 workers")
+
+
+# --- in a VC that gets a policy ------------------------------------------------------------------
+
+
+def under(policy: str) -> SetVcs:
+    return SetVcs(vcs={"nlp": VirtualCluster(gpus=1000, policy=policy)})
+
+
+@pytest.mark.parametrize("policy", ["yarn-cs", "genie", "sized", "las"])
+def test_a_gang_that_waits_when_its_vc_gets_a_policy_holds_up_no_other(policy: str) -> None:
+    decide = allocator(BIG, SMALL)
+    decide(admitted(1, gpu_type="h100"))
+    decide(started("j1", node="node-2"))
+    decide(admitted(2, **MIXED))
+    decide(admitted(3, gpu_type="a100"))
+    effects = decide(under(policy))
+    assert [node for node, *_ in places(effects)] == ["node-1"], "j3 has a GPU"
+    assert waits(effects, "j2") == [Reason.MIXED_UNDER_POLICY]
+    decide(exited("j3"))
+    assert places(decide(exited("j1", node="node-2"))) == [], "idle GPUs change nothing"
+    effects = decide(under("fifo"))
+    assert [node for node, *_ in places(effects)] == ["node-1", "node-2"]
+
+
+def test_a_gang_that_runs_when_its_vc_gets_a_policy_is_mixed_for_the_last_time() -> None:
+    decide = allocator(BIG, SMALL)
+    assert places(decide(admitted(1, **MIXED, retries=1, retry_on=("exit",))))
+    for node in ("node-1", "node-2"):
+        decide(started("j1", node=node))
+    assert not of(decide(under("yarn-cs")), JobStopping)
+    decide(exited("j1", outcome=Outcome.EXITED))
+    effects = decide(exited("j1", node="node-2", outcome=Outcome.STOPPED))
+    assert places(effects) == []
+    assert waits(effects, "j1") == [Reason.MIXED_UNDER_POLICY]
+
+
+def waits(effects: list[Effect], job: str) -> list[Reason]:
+    return [fact.why for fact in of(effects, JobWaits) if fact.job == job]

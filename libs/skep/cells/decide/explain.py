@@ -74,7 +74,7 @@ def _together(cells: Cells, request: Request) -> str:
     ]
     held = ", ".join(f"{room} in {name}" for room, name in rooms[:NAMES_MAX])
     more = f" and {len(rooms) - NAMES_MAX} more chains" if len(rooms) > NAMES_MAX else ""
-    return f"mixed it has place for {held}{more}, of {len(request.sizes)} workers"
+    return f"in several chains it has place for {held}{more}, of {len(request.sizes)} workers"
 
 
 ORDER = (

@@ -168,9 +168,9 @@ def _vacant(tx: Transaction) -> Cells:
 
 
 def fits_own(tx: Transaction, job: JobState) -> bool:
-    """Return whether the cells of its VC would hold a job if nothing else ran."""
+    """Return whether one chain's cells of its VC would hold a job if nothing else ran."""
     asked = attempts.request(job, job.following, guaranteed=True)
-    return _fits_vacant(tx, asked)
+    return _fits_vacant(tx, asked._replace(mixed=False))
 
 
 def fits_there(tx: Transaction, job: JobState) -> bool:
@@ -191,7 +191,8 @@ def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str
 
     Returns:
         Why it waits; for what, in words; and whether it is put aside. So is a job that no cell
-        could hold even if nothing else ran: it holds up no job behind it.
+        could hold even if nothing else ran, or only if it might be mixed, as its VC's policy does
+        not allow: it holds up no job behind it.
     """
     wanted = job.spec.resources
     kinds = wanted.gpu_type or "any type"
@@ -201,6 +202,8 @@ def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str
     spare = asked._replace(priority=OPPORTUNISTIC, pin="")
     if (not asked.guaranteed or quota.borrows(job)) and _fits_vacant(tx, spare):
         return Reason.WAITS_FOR_GPUS, needs, False
+    if asked.guaranteed and wanted.mixed and _fits_vacant(tx, asked._replace(mixed=True)):
+        return Reason.MIXED_UNDER_POLICY, needs, True
     if short(tx.state, job.spec.vc):
         return Reason.WAITS_FOR_NODES, needs, True
     return Reason.FITS_NO_CELL, needs, True
