@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from skep.cells.decide import mixed
 from skep.cells.decide.explain import explain_wait
+from skep.cells.decide.placement import find_placement
 from skep.ids import AttemptId
 from skep.ledger import attempts
 from skep.ledger.job_state import State
@@ -188,7 +190,37 @@ def test_what_waits_says_how_many_workers_each_chain_would_hold() -> None:
     decide(admitted(2, **MIXED))
     job = decide.machine.state.jobs["j2"]
     why = explain_wait(decide.machine.state.cells, attempts.request(job, 1, guaranteed=True))
-    assert why.text.endswith("in several chains it has place for 3 in a100x3, 0 in h100x1, of 4 workers")
+    assert why.text.endswith(
+        "in several chains it has place for 3 in a100x3, 0 in h100x1, of 4 workers"
+    )
+
+
+def test_what_waits_for_more_gpus_than_there_are_is_not_searched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide = allocator(BIG, SMALL)
+    decide(admitted(1, gpu_type="h100", priority=1))
+    decide(admitted(2, gpu_type="a100", priority=3))
+    decide(admitted(3, **MIXED, priority=2))
+    cells = decide.machine.state.cells
+    asked = attempts.request(decide.machine.state.jobs["j3"], 1, guaranteed=True)
+    tried: list[int] = []
+    monkeypatch.setattr(mixed, "_most", lambda *_: tried.append(1))
+    assert find_placement(cells, asked) is None
+    assert "place for 2 in a100x3, 1 in h100x1, of 4" in explain_wait(cells, asked).text
+    assert not tried
+    assert find_placement(cells, asked._replace(members=((3, 1),))) is None
+    assert tried == [1, 1], "that many could be had: each chain is searched"
+
+
+def test_a_host_in_two_chains_is_said_to_count_in_each() -> None:
+    decide = allocator(joined("node-1", {"a100": 2, "h100": 2}))
+    decide(admitted(1, **MIXED))
+    job = decide.machine.state.jobs["j1"]
+    why = explain_wait(decide.machine.state.cells, attempts.request(job, 1, guaranteed=True))
+    assert why.text.endswith(
+        "of 4 workers, counted by GPUs alone: in each chain of a host that is in two"
+    )
 
 
 # --- in a VC that gets a policy ------------------------------------------------------------------

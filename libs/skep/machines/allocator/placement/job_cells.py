@@ -142,10 +142,24 @@ def home(state: ClusterState, job: JobState) -> str | None:
             found = state.cells.find(member.node, device)
             if found is None or not state.cells.chains[found[0]].is_idle(found[1]):
                 return None
-            if member.chain not in ("", found[0]):
-                return None
-            chains[(member.chain and job.chain) or found[0]] = None
-    return next(iter(chains)) if len(chains) == 1 else None
+            chains[leading_chain(job, member, found[0])] = None
+    return next(iter(chains)) if len(chains) == 1 and "" not in chains else None
+
+
+def leading_chain(job: JobState, member: Member, chain: str) -> str:
+    """Return the chain under which a gang's place is recorded, as one of its GPUs shows.
+
+    Args:
+        job: The job; a mixed gang's place is recorded under its first chain.
+        member: The part that has the GPU.
+        chain: The chain in which the GPU is by now.
+
+    Returns:
+        Its name; empty: the part is of a mixed gang, and the GPU has left the part's chain.
+    """
+    if not member.chain:
+        return chain
+    return job.chain if member.chain == chain else ""
 
 
 def _fits_vacant(tx: Transaction, asked: Request) -> bool:
