@@ -147,7 +147,7 @@ def test_it_is_in_several_chains_for_copies_only_if_it_has_to_be() -> None:
     decide = allocator(*(joined(name, {kind: 1}) for name, kind in nodes))
     decide(admitted(1, gpu_type="a100"))
     decide(started("j1"))
-    asked = {"workers": 2, "gpu_type": "a100|h100", "mixed": True}
+    asked: dict[str, Any] = {"workers": 2, "gpu_type": "a100|h100", "mixed": True}
     bound = decide(admitted(9, retries=1, retry_on=("exit",), **asked))
     assert nodes_of(bound) == [["node-2", "node-3"]]
     for name in ("node-2", "node-3"):
