@@ -73,7 +73,9 @@ class Cluster:
         self.fold.apply(event, at(0))
 
     def set_vcs(self, second: float = 0, **gpus: int) -> None:
-        asked = SetVcs(vcs=vcs(**gpus))
+        self.set_cluster(SetVcs(vcs=vcs(**gpus)), second)
+
+    def set_cluster(self, asked: SetVcs, second: float = 0) -> None:
         self.tell("ADMIN", asked)
         self._record("ADMISSION", "admission", self.admission(asked, second), second)
         self._record("ALLOC", "allocator", self.allocator(asked, second), second)

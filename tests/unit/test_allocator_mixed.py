@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from skep.cells.decide import mixed
 from skep.cells.decide.explain import explain_wait
+from skep.cells.decide.placement import find_placement
 from skep.ids import AttemptId
 from skep.ledger import attempts
 from skep.ledger.job_state import State
@@ -12,14 +14,18 @@ from skep.machines.allocator import AllocatorMachine
 from skep.machines.allocator.settings import NODE_LOST_AFTER
 from skep.machines.base import Effect
 from skep.units import NS_PER_SECOND
+from skep.wire.admin import SetVcs
 from skep.wire.changes import AskMigrate, AskPack, AskResume, AskSuspend, GpusRegained, Result
-from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobPromoted, JobStopping
+from skep.wire.cluster import VirtualCluster
+from skep.wire.facts import CellsReserved, CellsSet, JobBound, JobPromoted, JobStopping, JobWaits
 from skep.wire.moves import SuccessorBound
+from skep.wire.node import Outcome
 from skep.wire.reasons import Reason
 from tests.kit import Driver, admitted, allocator, exited, heartbeat, joined, started
 from tests.unit.test_allocator_changes import ask, changed, known, of, over, told
 
 BIG, SMALL = joined("node-1", {"a100": 3}), joined("node-2", {"h100": 1})
+SMALL_THIRD = joined("node-3", {"h100": 1})
 MIXED: dict[str, Any] = {"workers": 4, "gpus": 1, "gpu_type": "a100|h100", "mixed": True}
 ABLE = ("suspend", "release", "rebind", "checkpoint", "migrate")
 
@@ -159,6 +165,17 @@ def test_it_moves_only_to_where_it_is_in_one_chain() -> None:
     assert [(part.node, part.chain) for part in moved.members] == [("node-3", "")]
 
 
+def test_one_chain_comes_before_a_mix_without_the_node_it_failed_on() -> None:
+    decide = allocator(*(joined(f"node-{n}", {"a100": 1}) for n in (1, 2)), SMALL_THIRD)
+    asked = {**MIXED, "workers": 2, "retries": 1, "retry_on": ("signal",)}
+    assert [node for node, *_ in places(decide(admitted(1, **asked)))] == ["node-1", "node-2"]
+    for node in ("node-1", "node-2"):
+        decide(started("j1", node=node))
+    decide(exited("j1", outcome=Outcome.SIGNALLED))
+    effects = decide(exited("j1", node="node-2", outcome=Outcome.STOPPED))
+    assert [node for node, *_ in places(effects)] == ["node-1", "node-2"]
+
+
 def test_no_job_is_packed_beside_it() -> None:
     decide = allocator(BIG, SMALL)
     running(decide)
@@ -173,4 +190,73 @@ def test_what_waits_says_how_many_workers_each_chain_would_hold() -> None:
     decide(admitted(2, **MIXED))
     job = decide.machine.state.jobs["j2"]
     why = explain_wait(decide.machine.state.cells, attempts.request(job, 1, guaranteed=True))
-    assert why.text.endswith("mixed it has place for 3 in a100x3, 0 in h100x1, of 4 workers")
+    assert why.text.endswith(
+        "in several chains it has place for 3 in a100x3, 0 in h100x1, of 4 workers"
+    )
+
+
+def test_what_waits_for_more_gpus_than_there_are_is_not_searched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide = allocator(BIG, SMALL)
+    decide(admitted(1, gpu_type="h100", priority=1))
+    decide(admitted(2, gpu_type="a100", priority=3))
+    decide(admitted(3, **MIXED, priority=2))
+    cells = decide.machine.state.cells
+    asked = attempts.request(decide.machine.state.jobs["j3"], 1, guaranteed=True)
+    tried: list[int] = []
+    monkeypatch.setattr(mixed, "_most", lambda *_: tried.append(1))
+    assert find_placement(cells, asked) is None
+    assert "place for 2 in a100x3, 1 in h100x1, of 4" in explain_wait(cells, asked).text
+    assert not tried
+    assert find_placement(cells, asked._replace(members=((3, 1),))) is None
+    assert tried == [1, 1], "that many could be had: each chain is searched"
+
+
+def test_a_host_in_two_chains_is_said_to_count_in_each() -> None:
+    decide = allocator(joined("node-1", {"a100": 2, "h100": 2}))
+    decide(admitted(1, **MIXED))
+    job = decide.machine.state.jobs["j1"]
+    why = explain_wait(decide.machine.state.cells, attempts.request(job, 1, guaranteed=True))
+    assert why.text.endswith(
+        "of 4 workers, counted by GPUs alone: in each chain of a host that is in two"
+    )
+
+
+# --- in a VC that gets a policy ------------------------------------------------------------------
+
+
+def under(policy: str) -> SetVcs:
+    return SetVcs(vcs={"nlp": VirtualCluster(gpus=1000, policy=policy)})
+
+
+@pytest.mark.parametrize("policy", ["yarn-cs", "genie", "sized", "las"])
+def test_a_gang_that_waits_when_its_vc_gets_a_policy_holds_up_no_other(policy: str) -> None:
+    decide = allocator(BIG, SMALL)
+    decide(admitted(1, gpu_type="h100"))
+    decide(started("j1", node="node-2"))
+    decide(admitted(2, **MIXED))
+    decide(admitted(3, gpu_type="a100"))
+    effects = decide(under(policy))
+    assert [node for node, *_ in places(effects)] == ["node-1"], "j3 has a GPU"
+    assert waits(effects, "j2") == [Reason.MIXED_UNDER_POLICY]
+    decide(exited("j3"))
+    assert places(decide(exited("j1", node="node-2"))) == [], "idle GPUs change nothing"
+    effects = decide(under("fifo"))
+    assert [node for node, *_ in places(effects)] == ["node-1", "node-2"]
+
+
+def test_a_gang_that_runs_when_its_vc_gets_a_policy_is_mixed_for_the_last_time() -> None:
+    decide = allocator(BIG, SMALL)
+    assert places(decide(admitted(1, **MIXED, retries=1, retry_on=("exit",))))
+    for node in ("node-1", "node-2"):
+        decide(started("j1", node=node))
+    assert not of(decide(under("yarn-cs")), JobStopping)
+    decide(exited("j1", outcome=Outcome.EXITED))
+    effects = decide(exited("j1", node="node-2", outcome=Outcome.STOPPED))
+    assert places(effects) == []
+    assert waits(effects, "j1") == [Reason.MIXED_UNDER_POLICY]
+
+
+def waits(effects: list[Effect], job: str) -> list[Reason]:
+    return [fact.why for fact in of(effects, JobWaits) if fact.job == job]

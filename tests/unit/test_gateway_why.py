@@ -9,8 +9,9 @@ import pytest
 
 from skep.units import Duration, Instant, after, seconds
 from skep.wire import subjects
-from skep.wire.admin import DrainNode
+from skep.wire.admin import DrainNode, SetVcs
 from skep.wire.advice import JobAdvice, QueueAdvice
+from skep.wire.cluster import VirtualCluster
 from skep.wire.codec import Submission
 from skep.wire.findings import JobRate, PhaseChanged, RateLearned, Rates, Stalled
 from skep.wire.following import AdviceFollowed, StageSet
@@ -256,6 +257,24 @@ def test_a_job_nobody_has_looked_at_yet() -> None:
     assert reasons(why(cluster, job)) == [
         ("waits-behind", "it is next; the allocator has not looked at it yet", "")
     ]
+
+
+def test_what_only_several_chains_hold_waits_for_another_policy() -> None:
+    cluster = Cluster()
+    cluster.set_vcs(nlp=4)
+    for number, kind in ((1, {"a100": 3}), (2, {"h100": 1})):
+        cluster.join(joined(f"node-{number}", kind))
+    cluster.runs(cluster.submit(spec(gpu_type="a100")))
+    asked = {"gpu_type": "a100|h100", "mixed": True}
+    four, two, three = (cluster.submit(spec(workers=count, **asked)) for count in (4, 2, 3))
+    assert "in several chains it has place for" in reasons(why(cluster, four))[0][2]
+    cluster.set_cluster(SetVcs(vcs={"nlp": VirtualCluster(gpus=4, policy="backfill")}))
+    told = why(cluster, four)
+    assert reasons(told)[0][:2] == ("mixed-under-policy", TEXT[Reason.MIXED_UNDER_POLICY])
+    assert told["would_change"][0] == "VC nlp owns cells of one chain that hold it"
+    cluster.runs(two)
+    assert reasons(why(cluster, three))[0][0] == "waits-for-cells"
+    assert "several chains" not in reasons(why(cluster, three))[0][2]
 
 
 # --- placed and ended -----------------------------------------------------------------------------

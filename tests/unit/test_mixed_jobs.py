@@ -124,6 +124,15 @@ def test_history_says_which_ranks_are_on_which_type() -> None:
     )
 
 
+def test_history_says_so_where_a_type_lies_between_two_chains_of_another() -> None:
+    nodes = [{"a100": 4}, {"h100": 3}, {"a100": 2}]
+    decide = allocator(*(joined(f"node-{n}", node) for n, node in enumerate(nodes, start=1)))
+    (bound,) = of(decide(admitted(1, **{**MIXED, "workers": 9})), JobBound)
+    line = describe(bound)
+    assert line is not None
+    assert "(ranks 0-3 a100, 4-6 h100, 7-8 a100)" in line.text
+
+
 def lasts(hours: int) -> Known:
     each = Lasts(p10=Duration(1), p50=Duration(hours), p90=Duration(9 * hours))
     return Known(each, Reason.PREDICTED_SPEED, "speed")

@@ -133,6 +133,32 @@ def test_it_does_not_spread_over_more_nodes_for_copies() -> None:
     assert nodes_of(effects) == [["node-1"]]
 
 
+def test_it_does_not_return_for_copies_to_a_node_that_it_failed_on() -> None:
+    decide = gang(retries=1, retry_on=("signal",))
+    decide(exited("j9", node="node-5", outcome=Outcome.SIGNALLED))
+    effects: list[Effect] = []
+    for name in ("node-4", "node-6"):
+        effects = decide(exited("j9", node=name, outcome=Outcome.STOPPED))
+    assert [sorted(each) for each in nodes_of(effects)] == [["node-1", "node-4", "node-6"]]
+
+
+def test_it_is_in_several_chains_for_copies_only_if_it_has_to_be() -> None:
+    nodes = (("node-1", "a100"), ("node-2", "a100"), ("node-3", "h100"))
+    decide = allocator(*(joined(name, {kind: 1}) for name, kind in nodes))
+    decide(admitted(1, gpu_type="a100"))
+    decide(started("j1"))
+    asked: dict[str, Any] = {"workers": 2, "gpu_type": "a100|h100", "mixed": True}
+    bound = decide(admitted(9, retries=1, retry_on=("exit",), **asked))
+    assert nodes_of(bound) == [["node-2", "node-3"]]
+    for name in ("node-2", "node-3"):
+        decide(started("j9", node=name))
+        decide(known("j9", 1, name, KEEPS))
+    decide(exited("j1"))
+    decide(exited("j9", node="node-2", outcome=Outcome.EXITED))
+    effects = decide(exited("j9", node="node-3", outcome=Outcome.STOPPED))
+    assert [sorted(each) for each in nodes_of(effects)] == [["node-1", "node-2"]]
+
+
 def test_an_attempt_that_copied_nothing_leaves_known_what_the_one_before_did() -> None:
     decide = gang()
     lose(decide, "node-5")

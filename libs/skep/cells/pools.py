@@ -89,22 +89,36 @@ class Pool:
             members: How many workers of how many GPUs.
             sizes: GPUs of a cell, by level.
         """
-        node_size, wanted = sizes[len(self.loose) - 1], 0
+        wanted = 0
         for workers, gpus in sorted(members, key=lambda each: -each[1]):
             wanted += workers
-            places = 0
-            for left, size in zip(self.left, sizes, strict=True):
-                if left:
-                    unit = min(size, node_size)
-                    places += left * (size // unit) * (unit // gpus)
-            for units in self.loose:
-                for idle, group in units.items():
-                    places += idle // gpus * len(group)
-            if places < wanted:
+            if self.places(gpus, sizes) < wanted:
                 return False
         return len(members) == 1 or self.most_gpus(sizes) >= sum(
             each[0] * each[1] for each in members
         )
+
+    def places(self, gpus: int, sizes: list[int]) -> int:
+        """Return for how many workers the units have GPUs at most if opportunistic jobs yield.
+
+        Args:
+            gpus: GPUs of a worker.
+            sizes: GPUs of a cell, by level.
+        """
+        places = self.unbound_places(gpus, sizes)
+        for units in self.loose:
+            for idle, group in units.items():
+                places += idle // gpus * len(group)
+        return places
+
+    def unbound_places(self, gpus: int, sizes: list[int]) -> int:
+        """Return for how many workers cells that are not bound have GPUs; see `places`."""
+        node_size, places = sizes[len(self.loose) - 1], 0
+        for left, size in zip(self.left, sizes, strict=True):
+            if left:
+                unit = min(size, node_size)
+                places += left * (size // unit) * (unit // gpus)
+        return places
 
     def units_with_room(self, gpus: int, sizes: list[int]) -> Iterator[tuple[int, int, Index]]:
         """Yield the units with room for so many GPUs, in groups of equal room, the tightest first.

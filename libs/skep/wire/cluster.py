@@ -148,6 +148,11 @@ class VirtualCluster(_Part, frozen=True):
     templates: Annotated[dict[Words, Template], Meta(max_length=TEMPLATES_MAX)] = {}
     idle: IdleRule | None = None
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether plans place its jobs: those of a policy, or by shares or limits of people."""
+        return self.policy != FIFO or self.fair_share is not None or self.limits is not None
+
 
 class QuarantineRule(_Part, frozen=True):
     """When a GPU is quarantined without a request by an operator.

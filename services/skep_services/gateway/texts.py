@@ -451,16 +451,24 @@ class OfGang(Protocol):
 
 
 def types_of(members: Sequence[OfGang]) -> str:
-    """Return the types of a mixed gang and its ranks on each: ` (ranks 0-2 a100, 3 h100)`."""
-    ranks: dict[str, list[int]] = {}
+    """Return the types of a mixed gang and its ranks on each: ` (ranks 0-2 a100, 3 h100)`.
+
+    Args:
+        members: Its parts in the order of its ranks; parts of one type may lie between others.
+    """
+    runs: list[tuple[str, list[int]]] = []
     for member in members:
-        if member.gpu_type:
-            ranks.setdefault(member.gpu_type, []).extend(member.numbers)
+        if member.gpu_type and runs and runs[-1][0] == member.gpu_type:
+            runs[-1][1].extend(member.numbers)
+        elif member.gpu_type:
+            runs.append((member.gpu_type, list(member.numbers)))
     parts = [
         f"{min(each)}-{max(each)} {kind}" if len(each) > 1 else f"{each[0]} {kind}"
-        for kind, each in ranks.items()
+        for kind, each in runs[:NODES_NAMED]
     ]
-    return f" (ranks {', '.join(parts)})" if parts else ""
+    more = len(runs) - NODES_NAMED
+    further = f" and {more} more runs of ranks" if more > 0 else ""
+    return f" (ranks {', '.join(parts)}{further})" if parts else ""
 
 
 def _gone(fact: facts.MemberGone) -> Line:

@@ -262,6 +262,11 @@ def _changes(job: Job, fold: Fold) -> list[str]:
                 f"VC {row.vc} owns cells that hold it",
                 "it asks for less, and is submitted again",
             ]
+        case Reason.MIXED_UNDER_POLICY:
+            return [
+                f"VC {row.vc} owns cells of one chain that hold it",
+                "it is submitted again without `mixed`, or to a VC with `policy: fifo`",
+            ]
         case Reason.WAITS_FOR_GPUS:
             return _gpu_changes(row, fold)
         case Reason.WAITS_FOR_NODES:
@@ -283,6 +288,9 @@ def _for_cells(job: Job, fold: Fold) -> tuple[Reason, str]:
     """Return why its cells do not serve it as they are by now, and what it waits for."""
     waiting = fold.state.jobs[job.row.job]
     asked = request(waiting, waiting.attempt + 1, guaranteed=not waiting.spec.opportunistic)
+    owner = fold.state.cells.cluster.vcs.get(job.row.vc)
+    if owner is not None and owner.is_planned:
+        asked = asked._replace(mixed=False)  # Policies plan a gang in one chain.
     why = explain_wait(fold.state.cells, asked)
     return why.reason, ATTEMPT.sub(r"\1", why.text)
 

@@ -66,15 +66,18 @@ def explain_wait(cells: Cells, request: Request) -> Why:
 
 
 def _together(cells: Cells, request: Request) -> str:
-    """Return how many workers of a mixed gang each chain would hold now, as text."""
-    offers = list(cells.offers(request.vc, request.gpu))
+    """Return for how many workers of a mixed gang each chain has GPUs now, as text."""
     rooms = [
         (mixed.most_workers(offer, request, request.priority), offer.chain.topology.name)
-        for offer in offers
+        for offer in cells.offers(request.vc, request.gpu)
     ]
+    workers = len(request.sizes)
     held = ", ".join(f"{room} in {name}" for room, name in rooms[:NAMES_MAX])
     more = f" and {len(rooms) - NAMES_MAX} more chains" if len(rooms) > NAMES_MAX else ""
-    return f"mixed it has place for {held}{more}, of {len(request.sizes)} workers"
+    text = f"in several chains it has place for {held}{more}, of {workers} workers"
+    if sum(room for room, _ in rooms) < workers:
+        return text
+    return f"{text}, counted by GPUs alone: in each chain of a host that is in two"
 
 
 ORDER = (

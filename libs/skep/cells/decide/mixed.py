@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from skep.cells.decide.gpu_choice import Loss
+from skep.cells.decide.gpu_choice import Loss, available_leaves
 from skep.cells.decide.search import Found, Limit, Search
 from skep.cells.holdings import Offer
 from skep.cells.holds import Placement, Request, Spot
-from skep.ids import AttemptId
 
 
 class Part(NamedTuple):
@@ -60,21 +59,29 @@ def place(
 
 
 def most_workers(offer: Offer, request: Request, below: int) -> int:
-    """Return how many workers of a gang one chain holds now, whatever CPUs and memory they need.
+    """Return for how many workers of a gang one chain has GPUs now: it holds no more, maybe fewer.
+
+    They are counted without a search, whatever CPUs and memory the workers need.
 
     Args:
         offer: The VC's cells in the chain.
         request: A guaranteed gang whose workers have the same number of GPUs.
         below: The priority under which jobs yield.
     """
-    if request.sizes[0] > offer.chain.topology.node_size:
+    (chain, pool), (workers, gpus) = offer, request.members[0]
+    shape = chain.topology
+    if gpus > shape.node_size:
         return 0
-    found = _most(offer, request, len(request.sizes), below, _any, None)
-    return len(found.spots) if found is not None else 0
-
-
-def _any(_job: AttemptId) -> float:
-    return 1.0
+    if not below:
+        return min(workers, pool.places(gpus, shape.size))
+    places = pool.unbound_places(gpus, shape.size)
+    for level, index in pool.bound:
+        if places >= workers:
+            break
+        lower = min(level, shape.node_level)
+        for unit in shape.within(level, index, lower):
+            places += len(available_leaves(chain, lower, unit, below)) // gpus
+    return min(workers, places)
 
 
 def _groups(offers: Sequence[Offer]) -> Iterator[list[Offer]]:
@@ -90,9 +97,15 @@ def _groups(offers: Sequence[Offer]) -> Iterator[list[Offer]]:
 def _parts(
     offers: Sequence[Offer], request: Request, below: int, loss: Loss, limit: Limit
 ) -> list[Part] | None:
-    workers, gpus = len(request.sizes), request.sizes[0]
-    roomy = [offer for offer in offers if gpus <= offer.chain.topology.node_size]
-    alone = [(_most(offer, request, workers, below, loss, limit), offer) for offer in roomy]
+    workers = request.members[0][0]
+    bounds = [most_workers(offer, request, below) for offer in offers]
+    if sum(bounds) < workers:
+        return None  # The usual answer while it waits.
+    alone = [
+        (_most(offer, request, bound, below, loss, limit), offer)
+        for offer, bound in zip(offers, bounds, strict=True)
+        if bound
+    ]
     held = [(found, offer) for found, offer in alone if found is not None]
     if sum(len(found.spots) for found, _ in held) < workers:
         return None
@@ -104,7 +117,8 @@ def _parts(
         part: Found | None = found
         if len(found.spots) > left or not used.keys().isdisjoint(Part(offer, found).nodes):
             # One host with two types of GPU is a node of two chains, and a gang has one part there.
-            part = _most(offer, request, left, below, loss, _elsewhere(used, limit, workers))
+            most = min(left, len(found.spots))
+            part = _most(offer, request, most, below, loss, _elsewhere(used, limit, workers))
         if part is not None:
             parts.append(Part(offer, part))
             left -= len(part.spots)
@@ -118,10 +132,9 @@ def _most(
 ) -> Found | None:
     """Return the place of as many of a gang's workers as a chain holds, at most `workers`."""
     chain, pool = offer
-    gpus, best = request.sizes[0], None
-    low, high = 0, min(workers, sum(n * s for n, s in _owned(offer)) // gpus)
+    gpus, best = request.members[0][1], None
+    low, high, count = 0, workers, workers  # It mostly holds all for which it has GPUs.
     while low < high:
-        count = (low + high + 1) // 2
         asked = request._replace(members=((count, gpus),))
         found = None
         if below or pool.may_hold(asked.members, chain.topology.size):
@@ -130,12 +143,8 @@ def _most(
             high = count - 1
         else:
             low, best = count, found
+        count = (low + high + 1) // 2
     return best
-
-
-def _owned(offer: Offer) -> Iterator[tuple[int, int]]:
-    """Yield how many cells of each level a VC owns in a chain, and the GPUs of one."""
-    return zip(offer.pool.total, offer.chain.topology.size, strict=True)
 
 
 def _elsewhere(used: dict[str, None], limit: Limit, workers: int) -> Limit:

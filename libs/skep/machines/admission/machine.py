@@ -1183,8 +1183,7 @@ def _service_problem(spec: JobSpec, key: str) -> Problem | None:
 
 def _mixed_problem(spec: JobSpec, entry: VirtualCluster) -> Problem | None:
     """Return why a gang cannot be mixed in a VC: its policy plans gangs in one chain each."""
-    plain = entry.policy == FIFO and entry.fair_share is None and entry.limits is None
-    if not spec.resources.mixed or plain:
+    if not spec.resources.mixed or not entry.is_planned:
         return None
     by = f"policy `{entry.policy}`" if entry.policy != FIFO else "shares or limits of people"
     return Problem(

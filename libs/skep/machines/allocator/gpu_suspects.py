@@ -28,7 +28,8 @@ def place(
     """Return where a gang goes; to nodes that it failed on in such a way only if it has to.
 
     Else a job whose turn is next would be given the same GPU until it has used up its retries, and
-    it would not be known whose fault it is. No job is put aside for that.
+    it would not be known whose fault it is. No job is put aside for that. A gang that may be mixed
+    is in one chain if any holds it, with such nodes if need be: it would be slow for all its life.
 
     Args:
         state: Its cells and jobs are read.
@@ -41,20 +42,29 @@ def place(
         The place; None: the job has to wait.
     """
     loss = job_cells.loss(state, now)
-    failed = state.suspicion.failed.get(job.job)
-    if not failed:
+    left = shunned(state, job)
+    if not left:
         return placement.find_placement(state.cells, asked, loss, limit)
-    shunned = {gpu.rpartition("/")[0] for gpus in failed for gpu in gpus}
 
     def elsewhere(node: str) -> int:
-        if node in shunned:
+        if node in left:
             return 0
         return job.spec.resources.workers if limit is None else limit(node)
 
-    where = placement.find_placement(state.cells, asked, loss, elsewhere)
-    if where is not None and not (where.victims or where.cancels or where.demoted):
-        return where
-    return placement.find_placement(state.cells, asked, loss, limit)
+    for each in (asked._replace(mixed=False), asked) if asked.mixed else (asked,):
+        where = placement.find_placement(state.cells, each, loss, elsewhere)
+        if where is not None and not (where.victims or where.cancels or where.demoted):
+            return where
+        where = placement.find_placement(state.cells, each, loss, limit)
+        if where is not None:
+            return where
+    return None
+
+
+def shunned(state: ClusterState, job: JobState) -> set[str]:
+    """Return the nodes that a job failed on in such a way."""
+    failed = state.suspicion.failed.get(job.job, ())
+    return {gpu.rpartition("/")[0] for gpus in failed for gpu in gpus}
 
 
 def convict(tx: Transaction, now: Instant) -> None:

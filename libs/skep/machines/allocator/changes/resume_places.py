@@ -90,14 +90,14 @@ def _on_its_own(state: ClusterState, job: JobState) -> list[ids.AttemptId]:
     for member in live:
         for device in (device for devices in member.devices for device in devices):
             found = state.cells.find(member.node, device)
-            if found is None or member.chain not in ("", found[0]):
+            if found is None:
                 return []
             chain, leaf = state.cells.chains[found[0]], found[1]
             user = chain.user[leaf]
             if leaf in chain.claim or leaf in chain.bad or (user is not None and user.guaranteed):
                 return []
-            chains[(member.chain and job.chain) or found[0]] = None
-    if len(chains) != 1:
+            chains[job_cells.leading_chain(job, member, found[0])] = None
+    if len(chains) != 1 or "" in chains:
         return []
     asked = attempts.request(job, job.attempt, guaranteed=not job.spec.opportunistic)
     where = attempts.placement(state, next(iter(chains)), live)

@@ -142,10 +142,24 @@ def home(state: ClusterState, job: JobState) -> str | None:
             found = state.cells.find(member.node, device)
             if found is None or not state.cells.chains[found[0]].is_idle(found[1]):
                 return None
-            if member.chain not in ("", found[0]):
-                return None
-            chains[(member.chain and job.chain) or found[0]] = None
-    return next(iter(chains)) if len(chains) == 1 else None
+            chains[leading_chain(job, member, found[0])] = None
+    return next(iter(chains)) if len(chains) == 1 and "" not in chains else None
+
+
+def leading_chain(job: JobState, member: Member, chain: str) -> str:
+    """Return the chain under which a gang's place is recorded, as one of its GPUs shows.
+
+    Args:
+        job: The job; a mixed gang's place is recorded under its first chain.
+        member: The part that has the GPU.
+        chain: The chain in which the GPU is by now.
+
+    Returns:
+        Its name; empty: the part is of a mixed gang, and the GPU has left the part's chain.
+    """
+    if not member.chain:
+        return chain
+    return job.chain if member.chain == chain else ""
 
 
 def _fits_vacant(tx: Transaction, asked: Request) -> bool:
@@ -168,9 +182,9 @@ def _vacant(tx: Transaction) -> Cells:
 
 
 def fits_own(tx: Transaction, job: JobState) -> bool:
-    """Return whether the cells of its VC would hold a job if nothing else ran."""
+    """Return whether one chain's cells of its VC would hold a job if nothing else ran."""
     asked = attempts.request(job, job.following, guaranteed=True)
-    return _fits_vacant(tx, asked)
+    return _fits_vacant(tx, asked._replace(mixed=False))
 
 
 def fits_there(tx: Transaction, job: JobState) -> bool:
@@ -191,7 +205,8 @@ def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str
 
     Returns:
         Why it waits; for what, in words; and whether it is put aside. So is a job that no cell
-        could hold even if nothing else ran: it holds up no job behind it.
+        could hold even if nothing else ran, or only if it might be mixed, as its VC's policy does
+        not allow: it holds up no job behind it.
     """
     wanted = job.spec.resources
     kinds = wanted.gpu_type or "any type"
@@ -201,6 +216,8 @@ def why_not(tx: Transaction, job: JobState, asked: Request) -> tuple[Reason, str
     spare = asked._replace(priority=OPPORTUNISTIC, pin="")
     if (not asked.guaranteed or quota.borrows(job)) and _fits_vacant(tx, spare):
         return Reason.WAITS_FOR_GPUS, needs, False
+    if asked.guaranteed and wanted.mixed and _fits_vacant(tx, asked._replace(mixed=True)):
+        return Reason.MIXED_UNDER_POLICY, needs, True
     if short(tx.state, job.spec.vc):
         return Reason.WAITS_FOR_NODES, needs, True
     return Reason.FITS_NO_CELL, needs, True

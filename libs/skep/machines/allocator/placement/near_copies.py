@@ -25,7 +25,8 @@ def place(
 ) -> Placement | None:
     """Return where a gang goes: to nodes with copies of its state, if that is as good otherwise.
 
-    It waits for no such node, and no other job is stopped for one. A mixed gang goes where it goes.
+    It waits for no such node, and no other job is stopped for one. Nor does it go for copies to
+    several chains, or to a node that it failed on. A gang whose usual place is mixed takes that.
 
     Args:
         state: Its cells and jobs are read.
@@ -40,10 +41,12 @@ def place(
     usual = gpu_suspects.place(state, job, asked, limit, now)
     if usual is None or not job.copies or usual.further:
         return usual
-    there = _nodes(state, usual)
+    there, asked = _nodes(state, usual), asked._replace(mixed=False)
+    shunned = gpu_suspects.shunned(state, job) - there.keys()
+    copies = [name for name in job.copies if name not in shunned]
     strange = [name for name in there if name not in job.copies]
-    for count in _counts(len(strange)):
-        near = dict.fromkeys((*job.copies, *strange[:count]))
+    for count in _counts(len(strange)) if copies else ():
+        near = dict.fromkeys((*copies, *strange[:count]))
         found = gpu_suspects.place(state, job, asked, _among(near, limit, len(asked.sizes)), now)
         if found is not None and _as_good(state, asked, found, usual):
             return found

@@ -95,6 +95,8 @@ def serve(
         return BLOCKED
     mine = not job.spec.opportunistic
     asked = attempts.request(job, attempt, guaranteed=mine, workers=workers)
+    if job.spec.vc in soft.planned:
+        asked = asked._replace(mixed=False)  # Policies plan a gang in one chain.
     if only is not None:
         asked = asked._replace(priority=0, mixed=False)
     where = _place(tx, job, asked, now, only, per_node or len(asked.sizes))
