@@ -274,6 +274,7 @@ LATER: dict[str, Any] = {
     "first_ran_at": 0,
     "copies": (),
     "further": {},
+    "sizes": (),
 }
 """Fields of the state that came after the corpus was stored, and what they are without meaning."""
 LATER_PIECES = ("ends-kept",)
