@@ -64,6 +64,7 @@ def hold() -> None:
 def train(folder: Path | None) -> None:
     """Train, from a checkpoint if there is one."""
     global done  # noqa: PLW0603  the library has one loop
+    assert gang is not None
     if folder is not None:
         done, weights = torch.load(folder / "state.pt")
         model.load_state_dict(weights)
