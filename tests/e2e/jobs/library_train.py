@@ -31,12 +31,12 @@ if not environ.get("SKEP_AWAITS"):
     rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     process_group.open_first("gloo", environ["SKEP_STORE"], "first", rank, world)
 run = begin_library(None, 2, (1, 4))
+assert run.gang is not None
 gang = run.gang
-assert gang is not None
 gang.gang.rules = gang.gang.rules._replace(patience_s=options["patience_s"])
 model = nn.Linear(4, 4)
 done = 0
-seen = []
+seen: list[list[int]] = []
 
 
 def save(folder: Path) -> None:
@@ -56,7 +56,9 @@ def hold() -> None:
     options["hold"] = [each for each in options["hold"] if each != done]
     print(json.dumps({"holds": done, "files": len(os.listdir("/proc/self/fd"))}), flush=True)
     word = sys.stdin.readline().strip()
-    control = current().control
+    observation = current()
+    assert observation is not None
+    control = observation.control
     while not {"due": gang.gang.due, "order": control.held or control.due}.get(word, True):
         threading.Event().wait(0.002)
 
@@ -64,7 +66,6 @@ def hold() -> None:
 def train(folder: Path | None) -> None:
     """Train, from a checkpoint if there is one."""
     global done  # noqa: PLW0603  the library has one loop
-    assert gang is not None
     if folder is not None:
         done, weights = torch.load(folder / "state.pt")
         model.load_state_dict(weights)
