@@ -33,10 +33,11 @@ from typing import Any
 from tests.support.embedded import SKEP, Embedded, until
 from tests.system import process_images
 from tests.system.crashes.world import World
+from tests.system.kill_services import EVERYTHING, kill_service
 from tests.system.process_images import DEADLINE_S, lines, plain, submit
 
 PHASES = ("asked", "written", "stored", "restoring")
-JOB, RUNNER, EVERYTHING = "job", "runner", "everything"
+JOB, RUNNER = "job", "runner"
 NODE = "node-1"
 VICTIMS = (JOB, NODE, RUNNER, "allocator", "nats", EVERYTHING)
 GATES = """#!/bin/sh
@@ -147,15 +148,8 @@ class Case:
                 self.kill_job()
             case "runner":
                 os.kill(World(self.cluster).runner(NODE), signal.SIGKILL)
-            case "everything":
-                names = ["supervisor", *self.cluster.pids()]
-                for entry in [self.cluster.entry(name) for name in names]:
-                    os.kill(entry["pid"], signal.SIGKILL)
-                self.cluster.up()
             case _:
-                pid = self.cluster.entry(victim)["pid"]
-                self.cluster.kill(victim)
-                self.cluster.wait_back(victim, pid)
+                kill_service(self.cluster, victim)
 
 
 def _result(said: str) -> str:

@@ -160,15 +160,8 @@ class Case:
         match victim:
             case "replica":
                 os.kill(int(self._begun()[0]), signal.SIGKILL)
-            case "everything":
-                names = ["supervisor", *self.cluster.pids()]
-                for entry in [self.cluster.entry(name) for name in names]:
-                    os.kill(entry["pid"], signal.SIGKILL)
-                self.cluster.up()
             case _:
-                pid = self.cluster.entry(victim)["pid"]
-                self.cluster.kill(victim)
-                self.cluster.wait_back(victim, pid)
+                kill_service(self.cluster, victim)
 
     def whole(self) -> list[str]:
         """Return what is wrong with the service once it is whole."""
@@ -229,6 +222,18 @@ class Case:
         assert reply.status < 300, reply
         found: Row = reply.body
         return found
+
+
+def kill_service(cluster: Embedded, victim: str) -> None:
+    """Kill a service, or everything and the supervisor; return once it is back."""
+    if victim == EVERYTHING:
+        for entry in [cluster.entry(name) for name in ("supervisor", *cluster.pids())]:
+            os.kill(entry["pid"], signal.SIGKILL)
+        cluster.up()
+        return
+    pid = cluster.entry(victim)["pid"]
+    cluster.kill(victim)
+    cluster.wait_back(victim, pid)
 
 
 def kill_services(only: str, folder: Path) -> dict[str, Any]:
