@@ -107,6 +107,38 @@ def test_a_file_of_another_job_is_refused(tmp_path: Path) -> None:
         other.read(other.steps(print)[0])
 
 
+def test_the_state_of_another_optimizer_is_known() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Adam(model.parameters()),
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias]}]),
+    ]
+    torch.optim.lr_scheduler.StepLR(optimizers[0], 5)
+    plain = snapshot.take({"opt": optimizers[0]}, {}).plain
+    assert snapshot.why_another({"opt": optimizers[0]}, plain) == ""
+    del optimizers[0].param_groups[0]["fused"]  # As an older PyTorch may have it, or a newer one.
+    assert snapshot.why_another({"opt": optimizers[0]}, plain) == ""
+    why = [snapshot.why_another({"opt": each}, plain) for each in optimizers[1:]]
+    assert why[0].startswith("opt is another optimizer: it has amsgrad, betas,")
+    assert why[0].endswith("and dampening, momentum, nesterov here")
+    assert why[1] == "opt steps groups of [2] parameters there, and of [1, 1] here"
+
+
+def test_the_state_of_an_optimizer_keeps_its_types() -> None:
+    was, now = (torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+    optimizers = [torch.optim.NAdam([each], 0.1) for each in (was, now)]
+    was.grad = torch.ones_like(was)
+    optimizers[0].step()
+    state = snapshot.take({"opt": optimizers[0]}, {})
+    snapshot.load({"opt": optimizers[1]}, state.plain, state.tensors)
+    theirs, ours = optimizers[0].state[was], optimizers[1].state[now]
+    assert ours["mu_product"].dtype == torch.float32
+    assert {name: each.tolist() for name, each in ours.items()} == {
+        name: each.tolist() for name, each in theirs.items()
+    }
+
+
 def test_state_of_every_kind_comes_back_as_it_was() -> None:
     shared = torch.arange(3)
     value = {

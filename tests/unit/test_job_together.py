@@ -101,3 +101,33 @@ def test_a_boundary_is_whole_if_it_is_the_last_copy_of_all(
         monkeypatch.setattr(together, "_reduce", reduce)
         agreed.append(together.boundary(checkpoint=False, end=False, copied=number).copied)
     assert agreed[-2:] == [whole, whole]
+
+
+def test_nothing_is_stored_while_a_rank_has_gradients_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ask again after the next mini-batch, also those that could store; no order is lost."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
+    others.world = 2
+    control = Control()
+    together = Together(control)
+    together.begin()
+    own = [True, True, False]
+    asked: list[list[int]] = []
+
+    def reduce(numbers: list[int], _how: str) -> list[int]:
+        asked.append(numbers)
+        return numbers
+
+    monkeypatch.setattr(together, "_reduce", reduce)
+    control.held = {"type": "checkpoint", "order": 4}
+    agreed = [
+        together.boundary(checkpoint=True, end=True, own_gradients=lambda: own.pop(0))
+        for _ in range(3)
+    ]
+    assert [(each.checkpoint, each.end, each.order is not None) for each in agreed] == [
+        (False, False, False),
+        (False, False, False),
+        (True, True, True),
+    ]
+    assert len(asked) == 3

@@ -28,6 +28,7 @@ from skep_job.data.pass_counters import counter_around
 from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
+from skep_job.state.piece import is_shard
 from skep_job.state.random_state import State
 from skep_job.state.untracked import untracked
 
@@ -273,11 +274,15 @@ class Run:
             values: Numbers by name, or tensors of one element. `samples` adds up, too.
 
         Raises:
-            TypeError: A value is no number.
+            TypeError: A value is no number, or a tensor that is split over ranks.
         """
         for name, value in values.items():
             if not hasattr(value, "__float__"):
                 message = f"report({name}=...) of a {type(value).__name__}, expected a number"
+                raise TypeError(message)
+            if is_shard(value) and not all(each.is_replicate() for each in value.placements):
+                # It is looked at when the number leaves, on each rank at a time of its own.
+                message = f"report({name}=...) of a tensor that is split: give its full_tensor()"
                 raise TypeError(message)
         self._under.report(values)
 

@@ -141,6 +141,7 @@ class Successor:
             why = f"attempt {header['about']['attempt']} cannot be succeeded by {whose.attempt}"
         plain, layout = header["plain"], header["layout"]
         why = why or snapshot.why_unfit(self._tracked, plain, layout)
+        why = why or snapshot.why_another(self._tracked, plain)
         if why:
             raise transfer.Broken(why)
         tensors = snapshot.destinations(self._tracked, layout, plain)
