@@ -142,7 +142,8 @@ def _check(module: nn.Module, shares: int, skipped: int) -> None:
     Args:
         module: The module, which is split.
         shares: Over how many ranks the data are split.
-        skipped: Dimensions of the mesh, the outer ones, whose parts may differ in size.
+        skipped: How many of the dimensions of the mesh that split a parameter, the outer ones, may
+            do so unequally.
 
     Raises:
         NotThere: They are not.
@@ -158,9 +159,10 @@ def _check(module: nn.Module, shares: int, skipped: int) -> None:
                 raise NotThere(reason)
             continue
         mesh = parameter.device_mesh
-        for number, placement in list(enumerate(parameter.placements))[skipped:]:
+        splits = [each for each in enumerate(parameter.placements) if each[1].is_shard()]
+        for number, placement in splits[skipped:]:
             ranks = mesh.size(number)
-            if placement.is_shard() and parameter.shape[placement.dim] % ranks:
+            if parameter.shape[placement.dim] % ranks:
                 size = parameter.shape[placement.dim]
                 reason = (
                     f"{name} cannot be split over {ranks} ranks: its dimension {placement.dim} "
