@@ -130,6 +130,11 @@ class Checkpoints:
             with self._locked():
                 self.check_fence()
                 part.rename(folder / name)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            if error.errno and error.filename is None:  # Of a write: a full disk does not say which one it is.
+                raise OSError(error.errno, error.strerror, str(folder)) from error
+            raise
         except BaseException:
             part.unlink(missing_ok=True)
             raise
