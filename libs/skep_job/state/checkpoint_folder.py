@@ -132,7 +132,8 @@ class Checkpoints:
                 part.rename(folder / name)
         except OSError as error:
             part.unlink(missing_ok=True)
-            if error.errno and error.filename is None:  # Of a write: a full disk does not say which one it is.
+            if error.errno and error.filename is None:
+                # Of a write: a full disk does not say which one it is.
                 raise OSError(error.errno, error.strerror, str(folder)) from error
             raise
         except BaseException:
