@@ -422,3 +422,18 @@ def test_a_number_that_is_split_is_no_report(mesh: Any) -> None:
         TypeError, match=r"report\(norm=...\) of a tensor that is split: give its f"
     ):
         run.report(norm=DTensor.from_local(torch.ones(()), mesh, [Partial()]))
+
+
+def test_an_optimizer_that_others_have_to_help_to_say_its_state_is_refused() -> None:
+    class Zero:
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("not consolidated on this rank")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.raises(TypeError) as caught:
+        Run().track(opt=Zero())
+    assert str(caught.value) == (
+        "'opt' is a Zero, which does not say its state on each rank by itself (RuntimeError: not "
+        "consolidated on this rank); split the model with fully_shard in its place"
+    )

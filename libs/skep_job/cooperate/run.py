@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from skep_job.data.data_position import Feed, Generators
 from skep_job.data.own_counts import Known
 from skep_job.data.pass_counters import counter_around
+from skep_job.link.orders import describe
 from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
@@ -566,7 +567,7 @@ def _check_part(name: str, part: Any) -> None:
         part: The thing.
 
     Raises:
-        TypeError: A method is missing, or its state has a value that cannot be saved.
+        TypeError: A method is missing or fails, or its state has a value that cannot be saved.
     """
     from skep_job.state.snapshot import state_of
     from skep_job.state.state_tree import Encoder
@@ -584,7 +585,15 @@ def _check_part(name: str, part: Any) -> None:
             "into run.state"
         )
         raise TypeError(message)
-    Encoder().encode(state_of(part), name)
+    try:
+        state = state_of(part)
+    except Exception as error:  # ZeroRedundancyOptimizer, for one, has it after a collective only.
+        message = (
+            f"{name!r} is a {type(part).__name__}, which does not say its state on each rank by "
+            f"itself ({describe(error)}); split the model with fully_shard in its place"
+        )
+        raise TypeError(message) from error
+    Encoder().encode(state, name)
 
 
 def _refuse(reason: str) -> NoReturn:
