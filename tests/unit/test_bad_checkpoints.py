@@ -19,6 +19,7 @@ from skep_job.state.checkpoint_file import Unreadable, read_header
 from skep_job.state.checkpoint_folder import Checkpoints, Superseded, entries_of, file_name
 from skep_job.state.piece import Piece
 from skep_job.state.snapshot import Snapshot
+from skep_job.state.state_tree import DTYPES
 
 pytestmark = pytest.mark.torch
 
@@ -139,6 +140,17 @@ def test_a_part_that_is_not_in_its_whole_is_refused(tmp_path: Path, part: list[A
     checkpoint_file.write(path, Snapshot(plain, {"w": torch.ones(4)}), {})
     with pytest.raises(Unreadable, match="w is a part that is not within its whole"):
         read_header(path)
+
+
+def test_every_type_of_elements_is_read(tmp_path: Path) -> None:
+    names = [*DTYPES.values()]
+    tensors = {name: torch.ones(3, dtype=torch.float32).to(getattr(torch, name)) for name in names}
+    path = tmp_path / "x.safetensors"
+    checkpoint_file.write(path, Snapshot({}, tensors), {})
+    read = checkpoint_file.read_tensors(path, read_header(path))
+    assert {name: each.dtype for name, each in read.items()} == {
+        name: each.dtype for name, each in tensors.items()
+    }
 
 
 def test_parts_that_overlap_make_up_nothing() -> None:

@@ -115,4 +115,4 @@ def _are_counts(numbers: Any) -> bool:
 
 
 def _item_bytes(dtype: str) -> int:
-    return 1 if dtype in _ONE_BYTE else int(dtype[1:]) // 8
+    return 1 if dtype in _ONE_BYTE else int(dtype.lstrip("BCFIU")) // 8
