@@ -521,12 +521,6 @@ class Cooperation:
         if found is None:
             return None
         entry, stored, tensors = found
-        why = snapshot.why_another(run.tracked, stored.plain)
-        if why:
-            from skep_job.cooperate.run import UsageError
-
-            reason = f"{why}: track the one that wrote {entry.path}, or remove this checkpoint"
-            raise UsageError(reason)
         snapshot.load(run.tracked, stored.plain, tensors)
         complain(f"going on after mini-batch {entry.step}, from {entry.path}")
         return snapshot.place_of(stored.plain, tensors)
@@ -759,15 +753,25 @@ def _read(
         checkpoints: The folder.
         entry: A file of the checkpoint.
         seat: The rank and how many there are, if each has a part; None: this one has all.
+
+    Raises:
+        UsageError: It is the state of another optimizer.
     """
     try:
         if seat is not None:
             return stored_shards.read(run.tracked, checkpoints, entry, *seat)
         stored = checkpoints.read(entry)
         why = snapshot.why_unfit(run.tracked, stored.plain, stored.layout)
+        snapshot.require_optimizers(run.tracked, stored.plain)
         return why or (stored, read_tensors(entry.path, stored))
     except (Unreadable, NotThere, OSError) as error:
         return str(error)
+    except snapshot.Another as error:
+        # Of no use to pass it over: older ones are the same, and go once newer ones are written.
+        from skep_job.cooperate.run import UsageError
+
+        reason = f"{error}: track the one that wrote {entry.path}, or remove this checkpoint"
+        raise UsageError(reason) from None
     except Exception as error:  # Whatever the file says: an older one may do.
         return describe(error)
 

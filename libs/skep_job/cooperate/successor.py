@@ -141,9 +141,9 @@ class Successor:
             why = f"attempt {header['about']['attempt']} cannot be succeeded by {whose.attempt}"
         plain, layout = header["plain"], header["layout"]
         why = why or snapshot.why_unfit(self._tracked, plain, layout)
-        why = why or snapshot.why_another(self._tracked, plain)
         if why:
             raise transfer.Broken(why)
+        snapshot.require_optimizers(self._tracked, plain)
         tensors = snapshot.destinations(self._tracked, layout, plain)
         moved = wire.receive_tensors(tensors)
         snapshot.load(self._tracked, plain, tensors)

@@ -31,6 +31,7 @@ def read(
         world: How many ranks there are now.
 
     Raises:
+        Another: It is the state of another optimizer.
         Unreadable: A file is not there or damaged, or the state is not that of the tracked things.
         NotThere: The state cannot be split as it is here.
         OSError: A file cannot be read.
@@ -44,6 +45,7 @@ def read(
     why = snapshot.why_unfit(tracked, stored.plain, stored.layout)
     if why:
         raise Unreadable(why)
+    snapshot.require_optimizers(tracked, stored.plain)
     same = entry.world == world and mine.rank == rank
     if same and not split_otherwise(tracked, stored.plain, stored.layout):
         with _named(mine):

@@ -111,8 +111,12 @@ def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> st
     return ""
 
 
-def why_another(tracked: dict[str, Any], plain: Any) -> str:
-    """Return which optimizer is not the one whose state this is, and in what they differ.
+class Another(Exception):  # noqa: N818  a name for what it is
+    """The state is one of another optimizer."""
+
+
+def require_optimizers(tracked: dict[str, Any], plain: Any) -> None:
+    """Require that the optimizers are those whose state this is.
 
     PyTorch loads the state of another one, and fails in a later step. An older PyTorch may have
     fewer settings of the same optimizer, or more: that is no other.
@@ -121,8 +125,8 @@ def why_another(tracked: dict[str, Any], plain: Any) -> str:
         tracked: The things by name.
         plain: The plain values of the state.
 
-    Returns:
-        Empty if there is none.
+    Raises:
+        Another: One is not; the text says in what they differ.
     """
     for name, part in tracked.items():
         groups = getattr(part, "param_groups", None)
@@ -133,13 +137,14 @@ def why_another(tracked: dict[str, Any], plain: Any) -> str:
         counts = [len(each.get("params", {}).get("list", ())) for each in theirs]
         here = [len(each["params"]) for each in groups]
         if counts != here:
-            return f"{name} steps groups of {counts} parameters there, and of {here} here"
+            reason = f"{name} steps groups of {counts} parameters there, and of {here} here"
+            raise Another(reason)
         for one, other in zip(theirs, groups, strict=True):
             more, less = set(one) - set(other), set(other) - set(one)
             if more and less:
                 named = f"{', '.join(sorted(more))} there, and {', '.join(sorted(less))} here"
-                return f"{name} is another optimizer: it has {named}"
-    return ""
+                reason = f"{name} is another optimizer: it has {named}"
+                raise Another(reason)
 
 
 def destinations(tracked: dict[str, Any], layout: dict[str, Any], plain: Any = None) -> Tensors:
