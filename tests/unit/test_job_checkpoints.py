@@ -119,7 +119,9 @@ def test_the_state_of_another_optimizer_is_known() -> None:
     snapshot.require_optimizers({"opt": optimizers[0]}, plain)
     del optimizers[0].param_groups[0]["fused"]  # As an older PyTorch may have it, or a newer one.
     snapshot.require_optimizers({"opt": optimizers[0]}, plain)
-    with pytest.raises(Another, match=r"opt is another optimizer: it has amsgrad, .* nesterov here"):
+    with pytest.raises(
+        Another, match=r"opt is another optimizer: it has amsgrad, .* nesterov here"
+    ):
         snapshot.require_optimizers({"opt": optimizers[1]}, plain)
     with pytest.raises(Another, match=r"steps groups of \[2\] parameters there, and of \[1, 1\]"):
         snapshot.require_optimizers({"opt": optimizers[2]}, plain)
