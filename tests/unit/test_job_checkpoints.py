@@ -12,7 +12,7 @@ from skep_job.observe.metrics import NAMES_MAX, Metrics
 from skep_job.state import checkpoint_file, snapshot
 from skep_job.state.checkpoint_file import Unreadable, read_header, read_tensors
 from skep_job.state.checkpoint_folder import Checkpoints, Superseded
-from skep_job.state.snapshot import Snapshot, place_of
+from skep_job.state.snapshot import Another, Snapshot, place_of
 from skep_job.state.state_tree import Encoder, Unsaveable, decode
 
 pytestmark = pytest.mark.torch
@@ -122,6 +122,40 @@ def test_a_file_of_another_job_is_refused(tmp_path: Path) -> None:
     other = Checkpoints(tmp_path, "j2", 2, 0, 1)
     with pytest.raises(Unreadable, match="its header says job j1"):
         other.read(other.steps(print)[0])
+
+
+def test_the_state_of_another_optimizer_is_known() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Adam(model.parameters()),
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias]}]),
+    ]
+    torch.optim.lr_scheduler.StepLR(optimizers[0], 5)
+    plain = snapshot.take({"opt": optimizers[0]}, {}).plain
+    snapshot.require_optimizers({"opt": optimizers[0]}, plain)
+    del optimizers[0].param_groups[0]["fused"]  # As an older PyTorch may have it, or a newer one.
+    snapshot.require_optimizers({"opt": optimizers[0]}, plain)
+    with pytest.raises(
+        Another, match=r"opt is another optimizer: it has amsgrad, .* nesterov here"
+    ):
+        snapshot.require_optimizers({"opt": optimizers[1]}, plain)
+    with pytest.raises(Another, match=r"steps groups of \[2\] parameters there, and of \[1, 1\]"):
+        snapshot.require_optimizers({"opt": optimizers[2]}, plain)
+
+
+def test_the_state_of_an_optimizer_keeps_its_types() -> None:
+    was, now = (torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+    optimizers = [torch.optim.NAdam([each], 0.1) for each in (was, now)]
+    was.grad = torch.ones_like(was)
+    optimizers[0].step()
+    state = snapshot.take({"opt": optimizers[0]}, {})
+    snapshot.load({"opt": optimizers[1]}, state.plain, state.tensors)
+    theirs, ours = optimizers[0].state[was], optimizers[1].state[now]
+    assert ours["mu_product"].dtype == torch.float32
+    assert {name: each.tolist() for name, each in ours.items()} == {
+        name: each.tolist() for name, each in theirs.items()
+    }
 
 
 def test_state_of_every_kind_comes_back_as_it_was() -> None:

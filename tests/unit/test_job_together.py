@@ -147,3 +147,33 @@ def test_nodes_that_name_other_mini_batches_and_numbers_agree(
     ranks[1].take({"type": "checkpoint", "order": 13})
     ranks[1].take({"type": "resume", "order": 14})
     assert at_a_boundary() == [None, None]
+
+
+def test_nothing_is_stored_while_a_rank_has_gradients_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ask again after the next mini-batch, also those that could store; no order is lost."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
+    others.world = 2
+    control = Control()
+    together = Together(control)
+    together.begin()
+    own = [True, True, False]
+    asked: list[list[int]] = []
+
+    def reduce(numbers: list[int], _how: str) -> list[int]:
+        asked.append(numbers)
+        return numbers
+
+    monkeypatch.setattr(together, "_reduce", reduce)
+    control.held = {"type": "checkpoint", "order": 4}
+    agreed = [
+        together.boundary(checkpoint=True, end=True, own_gradients=lambda: own.pop(0))
+        for _ in range(3)
+    ]
+    assert [(each.checkpoint, each.end, each.order is not None) for each in agreed] == [
+        (False, False, False),
+        (False, False, False),
+        (True, True, True),
+    ]
+    assert len(asked) == 3

@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 
+from skep_job.cooperate.run import Run
 from skep_job.cooperate.warm_up import make_state
+from skep_job.elastic.parts import Clock, Seat
 from skep_job.shards.fill import Block, fill, rewrite
 from skep_job.shards.later import Later
+from skep_job.shards.model import SplitModel
 from skep_job.shards.pieces import NotThere, block, copies, shards_in, unsplit
-from skep_job.shards.templates import has_shards, pieces_of
+from skep_job.shards.regroup import Regroup
+from skep_job.shards.templates import Templates, has_shards, pieces_of, why_not_anew
 from skep_job.state import checkpoint_file, snapshot
 from skep_job.state.checkpoint_file import Unreadable
 from skep_job.state.checkpoint_folder import Checkpoints
 from skep_job.state.piece import Piece, piece_of
-from skep_job.state.snapshot import Snapshot
+from skep_job.state.snapshot import Snapshot, layout_of
 from skep_job.state.state_tree import Encoder, Unsaveable
 
 pytestmark = pytest.mark.torch
@@ -300,3 +304,136 @@ def test_a_state_that_changes_while_it_is_copied_is_not_written() -> None:
     later.begin(state, {"opt": optimizer}, lambda _: None, lambda *said: told.append(said), 0)
     later.settle()
     assert str(told[0][0]).startswith("the script changed w while it was copied")
+
+
+def test_a_thing_may_be_tracked_as_shard_or_tensor() -> None:
+    import torch
+
+    for name in ("shard", "tensor"):
+        model = torch.nn.Linear(2, 2)
+        state = snapshot.take({name: model}, {"beside": {}})
+        assert not has_shards(state.plain)
+        assert snapshot.why_unfit({name: model}, state.plain, layout_of(state.tensors)) == ""
+        assert rewrite(state.plain, state.tensors) == state.plain
+
+
+def test_a_model_that_is_made_anew_keeps_its_ties_and_buffers() -> None:
+    import torch
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)
+            self.out.weight = self.words.weight
+            self.register_buffer("mask", torch.zeros(0), persistent=False)
+            self.register_buffer("scale", None)
+            self.register_buffer("count", torch.zeros(()))
+
+    model = SplitModel(Tied(), lambda _: None, lambda: 1.0)
+    was: Any = model.module
+    was.mask, was.scale, was.count = torch.ones(4), torch.full((2,), 3.0), torch.tensor(7.0)
+    model.renew(Seat(1, 0, 1), Clock())
+    now: Any = model.module
+    assert now is not was
+    assert now.out.weight is now.words.weight
+    assert [each.tolist() for each in (now.mask, now.scale, now.count)] == [[1] * 4, [3, 3], 7]
+
+
+def test_an_optimizer_keeps_the_list_of_its_parameters() -> None:
+    import torch
+
+    old, new = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(old.parameters())
+    regroup = Regroup(dict)
+    regroup.models = [new]  # type: ignore[list-item]
+    regroup._renew_optimizer(optimizer, [[(0, "weight"), (0, "bias")]])
+    held: Any = optimizer
+    assert held._params is optimizer.param_groups[0]["params"]
+    assert held._params[0] is new.weight
+
+
+def test_state_of_another_shape_than_its_parameter_is_split_as_it_was() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=3)
+    try:
+        mesh = init_device_mesh("cpu", (3,))
+        weight = torch.nn.Parameter(distribute_tensor(torch.zeros(6, 5), mesh, [Shard(0)]))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        rows_, columns = Piece((6,), (2,), (2,)), Piece((5,), (0,), (5,))
+        other = Piece((6,), (3,), (3,))  # What a rank of two had.
+        names = ("rows", "columns", "other")
+        nodes = [[name, {"shard": [name, *(list(n) for n in rows_)]}] for name in names]
+        state = {"dict": [["state", {"dict": [[0, {"dict": nodes}]]}]]}
+        templates = Templates({"opt": optimizer}, {"tracked": {"opt": state}})
+        found = [
+            templates.make(name, "F32", piece, split=True)
+            for name, piece in zip(names, (rows_, columns, other), strict=True)
+        ]
+        assert [piece_of(each) for each in found] == [rows_, columns, Piece((6,), (0,), (6,))]
+        assert [each.placements[0] for each in found] == [Shard(0), Replicate(), Replicate()]
+        alone = templates.make("columns", "F32", columns, split=False)
+        assert alone.placements == (Replicate(),), "a process that was alone had it plain"
+        count = templates.make("columns", "F32", Piece((), (), ()), split=False)
+        assert type(count) is torch.Tensor
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_cannot_be_split_over_other_ranks_is_refused_before_a_change(mesh: Any) -> None:
+    import torch
+
+    class Average:
+        def __init__(self) -> None:
+            self.shadow = {"w": shard(mesh, 4)}
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.shadow
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.shadow = state
+
+    model = torch.nn.Linear(3, 4, bias=False)
+    model.weight = torch.nn.Parameter(shard(mesh, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer.state[model.weight]["momentum_buffer"] = shard(mesh, 4)
+    tracked = {"model": model, "opt": optimizer, "ema": Average()}
+    plain = snapshot.take(tracked, {}).plain
+    why = why_not_anew(tracked, [model], plain)
+    assert why.startswith("ema.w is split over the ranks of now, and only models of run.shard()")
+    del tracked["ema"]
+    assert why_not_anew(tracked, [model], plain) == ""
+    optimizer.state[model.weight]["history"] = [shard(mesh, 4)]
+    plain = snapshot.take(tracked, {}).plain
+    assert "opt.state.0.history.0 is split" in why_not_anew(tracked, [model], plain)
+
+
+def test_a_number_that_is_split_is_no_report(mesh: Any) -> None:
+    import torch
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    run = Run()
+    run.report(loss=DTensor.from_local(torch.ones(()), mesh, [Replicate()]))
+    with pytest.raises(
+        TypeError, match=r"report\(norm=...\) of a tensor that is split: give its f"
+    ):
+        run.report(norm=DTensor.from_local(torch.ones(()), mesh, [Partial()]))
+
+
+def test_an_optimizer_that_others_have_to_help_to_say_its_state_is_refused() -> None:
+    class Zero:
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("not consolidated on this rank")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.raises(TypeError) as caught:
+        Run().track(opt=Zero())
+    assert str(caught.value) == (
+        "'opt' is a Zero, which does not say its state on each rank by itself (RuntimeError: not "
+        "consolidated on this rank); split the model with fully_shard in its place"
+    )

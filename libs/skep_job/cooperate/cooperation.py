@@ -225,7 +225,11 @@ class Cooperation:
             return
         copy, copied = self._replicas.say(self._later.busy)
         agreed = self._together.boundary(
-            checkpoint=due, end=self._told_to_end, copy=copy, copied=copied
+            checkpoint=due,
+            end=self._told_to_end,
+            copy=copy,
+            copied=copied,
+            own_gradients=self._has_own_gradients,
         )
         self._replicas.heard(agreed.copied)
         if agreed.end:
@@ -347,8 +351,6 @@ class Cooperation:
     def _copy_to_memory(self) -> None:
         """Begin to copy the state to the memory of the gang's nodes; on all ranks alike."""
         assert self._run is not None
-        if has_own_gradients(self._run.tracked):
-            return  # It is tried again at the next agreement.
         since_ns = time.monotonic_ns()
         step = self._steps()
         try:
@@ -422,11 +424,15 @@ class Cooperation:
             reason = "there is no folder for checkpoints: SKEP_CHECKPOINTS is not set"
             raise OSError(reason)
         whole = self._elastic is None or self._elastic.is_whole()
-        assert self._run is not None
-        if not whole or (self._split and has_own_gradients(self._run.tracked)):
+        if not whole or self._has_own_gradients():
             reason = "each rank has gradients of its own within no_sync(): it is tried again later"
             raise transfer.Broken(reason)
         return checkpoints.of_part(*self._seat()) if self._split else checkpoints
+
+    def _has_own_gradients(self) -> bool:
+        """Return whether this rank has gradients that FSDP2 has not reduced yet."""
+        assert self._run is not None
+        return self._split and has_own_gradients(self._run.tracked)
 
     def _seat(self) -> tuple[int, int]:
         if self._elastic is not None:
@@ -499,7 +505,11 @@ class Cooperation:
     # --- beginning where an earlier process was ---------------------------------------------------
 
     def _continue(self, run: Run) -> dict[str, Any] | None:
-        """Load the newest state that is whole, in memory or on disk; None if there is none."""
+        """Load the newest state that is whole, in memory or on disk; None if there is none.
+
+        Raises:
+            UsageError: It is the state of another optimizer.
+        """
         if self._checkpoints is None:
             return None
         found = self._newest(run, self._checkpoints)
@@ -738,15 +748,27 @@ def _read(
         checkpoints: The folder.
         entry: A file of the checkpoint.
         seat: The rank and how many there are, if each has a part; None: this one has all.
+
+    Raises:
+        UsageError: It is the state of another optimizer.
     """
     try:
         if seat is not None:
             return stored_shards.read(run.tracked, checkpoints, entry, *seat)
         stored = checkpoints.read(entry)
         why = snapshot.why_unfit(run.tracked, stored.plain, stored.layout)
+        snapshot.require_optimizers(run.tracked, stored.plain)
         return why or (stored, read_tensors(entry.path, stored))
     except (Unreadable, NotThere, OSError) as error:
         return str(error)
+    except snapshot.Another as error:
+        # Of no use to pass it over: older ones are the same, and go once newer ones are written.
+        from skep_job.cooperate.run import UsageError
+
+        reason = f"{error}: track the one that wrote {entry.path}, or remove this checkpoint"
+        raise UsageError(reason) from None
+    except Exception as error:  # Whatever the file says: an older one may do.
+        return describe(error)
 
 
 def _stay() -> NoReturn:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from skep_job.link.orders import Control, Message, describe
@@ -91,7 +91,13 @@ class Together:
         return held
 
     def boundary(
-        self, *, checkpoint: bool, end: bool, copy: bool = False, copied: int = -1
+        self,
+        *,
+        checkpoint: bool,
+        end: bool,
+        copy: bool = False,
+        copied: int = -1,
+        own_gradients: Callable[[], bool] = lambda: False,
     ) -> Agreed:
         """Return what is to be done after this mini-batch, the same on every rank.
 
@@ -101,6 +107,8 @@ class Together:
             copy: Whether this rank is ready to copy its state to memory.
             copied: The mini-batches after which this rank has made its last copy; below 0: it
                 failed, or is on its way.
+            own_gradients: Says whether this rank has gradients of its own, which no other knows:
+                then nothing is done, and it is asked again after the next mini-batch.
         """
         self._left -= 1
         if self._left > 0:
@@ -110,6 +118,7 @@ class Together:
         now = time.monotonic_ns()
         step_ns = (now - self._since_ns) // self._stride
         mine = [order, -order, int(checkpoint), int(end), step_ns, -int(copy), copied, -copied]
+        mine.append(int(own_gradients()))
         numbers = self._reduce(mine, "MAX")
         if numbers is None:
             return Agreed(None, checkpoint, end)
@@ -117,6 +126,9 @@ class Together:
         self._stride = min(max(EVERY_NS // max(numbers[4], 1), 1), STRIDE_MAX)
         self._left = self._stride
         self._since_ns = time.monotonic_ns()
+        if numbers[8] > 0:
+            self._left = 1
+            return Agreed()
         agreed = Agreed(None, numbers[2] > 0, numbers[3] > 0, numbers[5] < 0)
         if numbers[6] == -numbers[7]:
             agreed = agreed._replace(copied=numbers[6])

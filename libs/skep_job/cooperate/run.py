@@ -25,9 +25,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from skep_job.data.data_position import Feed, Generators
 from skep_job.data.own_counts import Known
 from skep_job.data.pass_counters import counter_around
+from skep_job.link.orders import describe
 from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
+from skep_job.state.piece import is_shard
 from skep_job.state.random_state import State
 from skep_job.state.untracked import untracked
 
@@ -273,11 +275,15 @@ class Run:
             values: Numbers by name, or tensors of one element. `samples` adds up, too.
 
         Raises:
-            TypeError: A value is no number.
+            TypeError: A value is no number, or a tensor that is split over ranks.
         """
         for name, value in values.items():
             if not hasattr(value, "__float__"):
                 message = f"report({name}=...) of a {type(value).__name__}, expected a number"
+                raise TypeError(message)
+            if is_shard(value) and not all(each.is_replicate() for each in value.placements):
+                # It is looked at when the number leaves, on each rank at a time of its own.
+                message = f"report({name}=...) of a tensor that is split: give its full_tensor()"
                 raise TypeError(message)
         self._under.report(values)
 
@@ -561,7 +567,7 @@ def _check_part(name: str, part: Any) -> None:
         part: The thing.
 
     Raises:
-        TypeError: A method is missing, or its state has a value that cannot be saved.
+        TypeError: A method is missing or fails, or its state has a value that cannot be saved.
     """
     from skep_job.state.snapshot import state_of
     from skep_job.state.state_tree import Encoder
@@ -579,7 +585,15 @@ def _check_part(name: str, part: Any) -> None:
             "into run.state"
         )
         raise TypeError(message)
-    Encoder().encode(state_of(part), name)
+    try:
+        state = state_of(part)
+    except Exception as error:  # ZeroRedundancyOptimizer, for one, has it after a collective only.
+        message = (
+            f"{name!r} is a {type(part).__name__}, which does not say its state on each rank by "
+            f"itself ({describe(error)}); split the model with fully_shard in its place"
+        )
+        raise TypeError(message) from error
+    Encoder().encode(state, name)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -143,6 +143,7 @@ class Successor:
         why = why or snapshot.why_unfit(self._tracked, plain, layout)
         if why:
             raise transfer.Broken(why)
+        snapshot.require_optimizers(self._tracked, plain)
         tensors = snapshot.destinations(self._tracked, layout, plain)
         moved = wire.receive_tensors(tensors)
         snapshot.load(self._tracked, plain, tensors)

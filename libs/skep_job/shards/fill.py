@@ -49,7 +49,7 @@ def wanted(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> Tenso
     """
     templates, split = Templates(tracked, plain), dict(shards_in(plain))
     return {
-        name: templates.make(name, layout[name]["dtype"], piece.size, split=name in split)
+        name: templates.make(name, layout[name]["dtype"], piece, split=name in split)
         for name, piece in pieces_of(plain, layout).items()
     }
 
@@ -115,7 +115,7 @@ def rewrite(node: Any, tensors: Tensors) -> Any:
         return node
     if len(node) == 1:
         ((kind, body),) = node.items()
-        if kind in ("shard", "tensor"):
+        if kind in ("shard", "tensor") and not isinstance(body, dict):
             name = body[0] if kind == "shard" else body
             tensor = tensors[name]
             if is_shard(tensor):

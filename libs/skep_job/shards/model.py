@@ -105,12 +105,9 @@ class SplitModel(nn.Module):
         clock.part("template")
         self._apply_split(new, seat)
         clock.part("split")
-        new.to_empty(device=device)
+        _with_memory(new, device)
         clock.part("empty")
-        with torch.no_grad():
-            there = dict(old.named_buffers())
-            for name, buffer in new.named_buffers():
-                local_of(buffer).copy_(local_of(there[name]))
+        _copy_buffers(old, new)
         modes = {name: each.training for name, each in old.named_modules()}
         for name, each in new.named_modules():
             each.training = modes.get(name, each.training)
@@ -145,7 +142,8 @@ def _check(module: nn.Module, shares: int, skipped: int) -> None:
     Args:
         module: The module, which is split.
         shares: Over how many ranks the data are split.
-        skipped: Dimensions of the mesh, the outer ones, whose parts may differ in size.
+        skipped: How many of the dimensions of the mesh that split a parameter, the outer ones, may
+            do so unequally.
 
     Raises:
         NotThere: They are not.
@@ -161,9 +159,10 @@ def _check(module: nn.Module, shares: int, skipped: int) -> None:
                 raise NotThere(reason)
             continue
         mesh = parameter.device_mesh
-        for number, placement in list(enumerate(parameter.placements))[skipped:]:
+        splits = [each for each in enumerate(parameter.placements) if each[1].is_shard()]
+        for number, placement in splits[skipped:]:
             ranks = mesh.size(number)
-            if placement.is_shard() and parameter.shape[placement.dim] % ranks:
+            if parameter.shape[placement.dim] % ranks:
                 size = parameter.shape[placement.dim]
                 reason = (
                     f"{name} cannot be split over {ranks} ranks: its dimension {placement.dim} "
@@ -188,6 +187,39 @@ def _without_memory(module: nn.Module) -> nn.Module:
     except Exception as error:
         reason = f"run.shard(): the model cannot be copied: {type(error).__name__}: {error}"
         raise TypeError(reason) from error
+
+
+def _with_memory(module: nn.Module, device: torch.device) -> None:
+    """Give a module memory, and keep parameters tied: PyTorch gives each name its own.
+
+    Args:
+        module: The module, which is changed.
+        device: Where the memory is.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    module.to_empty(device=device)
+    for first, *others in names.values():
+        for name in others:
+            owner, _, own = name.rpartition(".")
+            module.get_submodule(owner)._parameters[own] = module.get_parameter(first)
+
+
+def _copy_buffers(old: nn.Module, new: nn.Module) -> None:
+    """Have the buffers of a new module be as those of the old one are.
+
+    The script may have made them anew since, in another size: a mask that grows, for example.
+    """
+    with torch.no_grad():
+        for path, module in old.named_modules():
+            there = new.get_submodule(path)
+            for name, buffer in module._buffers.items():
+                own = there._buffers.get(name)
+                if buffer is None or own is None or own.shape != buffer.shape:
+                    there._buffers[name] = None if buffer is None else buffer.clone()
+                else:
+                    local_of(own).copy_(local_of(buffer))
 
 
 def _weigh(output: Any, weight: float) -> None:

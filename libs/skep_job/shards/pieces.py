@@ -7,6 +7,7 @@ PyTorch says which bytes of which pieces fill another one: the planner of
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -55,7 +56,8 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
         wanted: The piece.
 
     Raises:
-        NotThere: The whole is of another size, or a part of the piece is in none.
+        NotThere: The whole is of another size, a part of the piece is in none, or in several that
+            are not the same.
     """
     if not wanted.numel:
         return []
@@ -68,7 +70,11 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
             distinct.setdefault((piece.offsets, piece.lengths), number)
 
     numbers = list(distinct.values())
-    found = [Copy(numbers[source], *each) for source, *each in _overlaps(tuple(distinct), wanted)]
+    overlaps, apart = _overlaps(tuple(distinct), wanted)
+    if not apart:
+        reason = f"{name} has parts that overlap"
+        raise NotThere(reason)
+    found = [Copy(numbers[source], *each) for source, *each in overlaps]
     covered = sum(math.prod(each.lengths) for each in found)
     if covered != wanted.numel:
         reason = f"{name} has {wanted.numel} elements on this rank, of which {covered} are there"
@@ -79,8 +85,10 @@ def copies(name: str, pieces: Sequence[Piece], wanted: Piece) -> list[Copy]:
 @functools.lru_cache(maxsize=1024)
 def _overlaps(
     chunks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], wanted: Piece
-) -> list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+) -> tuple[list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]], bool]:
     """Return which blocks of chunks (offsets, lengths) are in a piece, as the planner says it.
+
+    And whether no two of them have an element in common.
 
     Remembered: parameters of one shape and their moments ask the same.
     """
@@ -99,7 +107,7 @@ def _overlaps(
         TensorProperties(), torch.Size(wanted.size), [chunk(*each) for each in chunks]
     )
     items = create_read_items_for_chunk_list("", stored, [chunk(wanted.offsets, wanted.lengths)])
-    return [
+    found = [
         (
             item.storage_index.index or 0,
             tuple(item.storage_offsets),
@@ -108,6 +116,15 @@ def _overlaps(
         )
         for item in items
     ]
+    blocks = [(offsets, lengths) for *_, offsets, lengths in found]
+    return found, not any(itertools.starmap(_meet, itertools.combinations(blocks, 2)))
+
+
+def _meet(
+    one: tuple[tuple[int, ...], tuple[int, ...]], other: tuple[tuple[int, ...], tuple[int, ...]]
+) -> bool:
+    """Return whether two blocks (offsets, lengths) have an element in common."""
+    return all(max(a, b) < min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True))
 
 
 def block(tensor: Any, offsets: Iterable[int], lengths: Iterable[int]) -> Any:
@@ -127,7 +144,7 @@ def shards_in(node: Any) -> Iterator[tuple[str, Piece]]:
             yield from shards_in(each)
     elif isinstance(node, dict):
         for kind, body in node.items():
-            if kind == "shard":
+            if kind == "shard" and isinstance(body, list):  # Else a thing is tracked as "shard".
                 name, size, offsets, lengths = body
                 yield name, Piece(tuple(size), tuple(offsets), tuple(lengths))
             else:
@@ -139,7 +156,7 @@ def unsplit(node: Any) -> Any:
     if isinstance(node, list):
         return [unsplit(each) for each in node]
     if isinstance(node, dict):
-        if "shard" in node and len(node) == 1:
+        if isinstance(node.get("shard"), list):
             return {"tensor": node["shard"][0]}
         return {kind: unsplit(body) for kind, body in node.items()}
     return node

@@ -20,7 +20,7 @@ from skep_job.shards.fill import Holder, fill, rewrite
 from skep_job.shards.model import SplitModel
 from skep_job.shards.peers import Offer, Own, Peer
 from skep_job.shards.pieces import NotThere, as_split
-from skep_job.shards.templates import GRADIENTS
+from skep_job.shards.templates import GRADIENTS, why_not_anew
 from skep_job.state import snapshot
 from skep_job.state.snapshot import Snapshot
 from skep_job.state.state_tree import Tensors, decode
@@ -57,8 +57,14 @@ class Regroup:
             plan: The change.
             rank: The rank in the gang that was.
             state: The state, which stays as it is until `close`.
+
+        Raises:
+            NotThere: Something of it cannot be split over other ranks.
         """
         self.close()
+        why = why_not_anew(self._tracked(), self.models, state.plain)
+        if why:
+            raise NotThere(why)
         self._note_names()
         self._offer, self._rank = Offer(state), rank
         round_.offer(rank, json.dumps(self._offer.address((plan.host, plan.port))))
@@ -172,7 +178,7 @@ class Regroup:
     def _renew_optimizer(self, optimizer: Any, groups: list[list[Name | None]]) -> None:
         """Have an optimizer step the parameters that there are now; its state comes after that."""
         for group, names in zip(optimizer.param_groups, groups, strict=True):
-            group["params"] = [
+            group["params"][:] = [  # In place: LBFGS, for one, holds the list.
                 was if name is None else self.models[name[0]].get_parameter(name[1])
                 for was, name in zip(group["params"], names, strict=True)
             ]

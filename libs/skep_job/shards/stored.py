@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skep_job.shards.fill import Block, Holder, fill, rewrite
@@ -30,6 +31,7 @@ def read(
         world: How many ranks there are now.
 
     Raises:
+        Another: It is the state of another optimizer.
         Unreadable: A file is not there or damaged, or the state is not that of the tracked things.
         NotThere: The state cannot be split as it is here.
         OSError: A file cannot be read.
@@ -39,13 +41,15 @@ def read(
     if mine is None:
         reason = f"the file of rank {rank} of {entry.world} is not there"
         raise Unreadable(reason)
-    stored = checkpoints.read(mine)
+    stored = _header(checkpoints, mine)
     why = snapshot.why_unfit(tracked, stored.plain, stored.layout)
     if why:
         raise Unreadable(why)
+    snapshot.require_optimizers(tracked, stored.plain)
     same = entry.world == world and mine.rank == rank
     if same and not split_otherwise(tracked, stored.plain, stored.layout):
-        return stored, checkpoint_file.read_tensors(mine.path, stored)
+        with _named(mine):
+            return stored, checkpoint_file.read_tensors(mine.path, stored)
     missing = [number for number in range(entry.world) if number not in files]
     if missing:
         numbers = ", ".join(map(str, missing))
@@ -53,7 +57,7 @@ def read(
         raise Unreadable(reason)
     holders: list[Holder] = [_File(mine, stored)]  # First: what each rank has whole is its own.
     holders += [
-        _File(each, checkpoints.read(each)) for each in files.values() if each.rank != mine.rank
+        _File(each, _header(checkpoints, each)) for each in files.values() if each.rank != mine.rank
     ]
     tensors = fill(tracked, stored.plain, stored.layout, holders, fresh=True)
     plain = rewrite(stored.plain, tensors)
@@ -61,6 +65,26 @@ def read(
         # Two ranks with the same numbers would draw the same dropout.
         plain["place"] = _with_chance(plain["place"])
     return stored._replace(plain=plain), {name: local_of(each) for name, each in tensors.items()}
+
+
+def _header(checkpoints: Checkpoints, entry: Entry) -> Stored:
+    """Return a file's header. Raises what `Checkpoints.read` raises, with the rank named."""
+    with _named(entry):
+        return checkpoints.read(entry)
+
+
+@contextlib.contextmanager
+def _named(entry: Entry) -> Iterator[None]:
+    """Have what cannot be read say of which rank it is: the message names another file.
+
+    Raises:
+        Unreadable: What was raised, with the rank named.
+    """
+    try:
+        yield
+    except Unreadable as error:
+        reason = f"in the file of rank {entry.rank}, {error}"
+        raise Unreadable(reason) from error
 
 
 def _with_chance(place: Any) -> Any:
@@ -87,12 +111,6 @@ class _File:
             for each in blocks:
                 if each.name != name:  # The sum is over all of a tensor, so that all is read.
                     name = each.name
-                    tensor = self._read(name)
+                    with _named(self._entry):
+                        tensor = checkpoint_file.read_tensor(self._entry.path, self._stored, name)
                 each.into.copy_(block(tensor, each.offsets, each.lengths))
-
-    def _read(self, name: str) -> Any:
-        try:
-            return checkpoint_file.read_tensor(self._entry.path, self._stored, name)
-        except Unreadable as error:
-            reason = f"in the file of rank {self._entry.rank}, {error}"
-            raise Unreadable(reason) from error

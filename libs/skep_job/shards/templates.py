@@ -6,12 +6,12 @@ it will have is split as its parameters are; so are gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from skep_job.shards.pieces import NotThere, like, shards_in
 from skep_job.state.piece import Piece, is_shard, local_of, piece_of
-from skep_job.state.state_tree import DTYPES, Encoder, Tensors, dtype_of
+from skep_job.state.state_tree import DTYPES, Encoder, Tensors, dtype_of, items_of
 
 GRADIENTS = "place.beside."
 """How the paths of gradients begin; what follows is the tracked thing, and the parameter's path."""
@@ -69,13 +69,13 @@ class Templates:
                     for path, parameter in part.named_parameters()
                 }
 
-    def make(self, name: str, dtype: str, size: tuple[int, ...], *, split: bool) -> Any:
+    def make(self, name: str, dtype: str, piece: Piece, *, split: bool) -> Any:
         """Return the tensor that a named one is to be loaded into: the job's own if it has it.
 
         Args:
             name: The name in the state.
             dtype: Its type of elements, in safetensors' names.
-            size: Of the whole tensor.
+            piece: What of the whole tensor is there.
             split: Whether the process that wrote it had only a part.
 
         Raises:
@@ -84,6 +84,7 @@ class Templates:
         """
         import torch
 
+        size = piece.size
         own = self._own.get(name)
         if own is not None and tuple(own.shape) != size:
             reason = f"{name} is {list(size)} there and {list(own.shape)} here"
@@ -95,14 +96,40 @@ class Templates:
         if parameter is None and split:
             reason = f"{name} is split over ranks there, and nothing here tells how to split it"
             raise NotThere(reason)
-        if parameter is None or tuple(parameter.shape) != size:
-            if split:
-                reason = f"{name} has another shape than its parameter: it cannot be split anew"
-                raise NotThere(reason)
+        if parameter is None:
             return torch.empty(size, dtype=kind)
+        if tuple(parameter.shape) != size:
+            # A count of steps is plain beside split parameters, sums over rows or columns are not.
+            if not is_shard(parameter) or not (split or size):
+                return torch.empty(size, dtype=kind)
+            return _beside(parameter, kind, piece)
         local = local_of(parameter)
         empty = torch.empty(local.shape, dtype=kind, device=local.device)
         return like(parameter, empty) if is_shard(parameter) else empty
+
+
+def _beside(parameter: Any, kind: Any, piece: Piece) -> Any:
+    """Return a DTensor of another shape than the parameter whose state it is.
+
+    It is split as the parameter is if the process that wrote it had that part. Else it is on every
+    rank, which means the same: operations on DTensors do what is needed.
+
+    Args:
+        parameter: The parameter, a DTensor.
+        kind: The type of elements.
+        piece: What was there.
+    """
+    from torch.distributed.tensor import Replicate, empty
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    dims = [each.dim for each in placements if each.is_shard()]
+    # Of one row the first rank has all, so that it could not tell that from a copy.
+    if all(dim < len(piece.size) and piece.size[dim] > 1 for dim in dims):
+        made = empty(piece.size, dtype=kind, device_mesh=mesh, placements=placements)
+        if piece_of(made) == piece:
+            return made
+    everywhere = [Replicate()] * mesh.ndim
+    return empty(piece.size, dtype=kind, device_mesh=mesh, placements=everywhere)
 
 
 def wrap(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> Tensors:
@@ -122,7 +149,7 @@ def wrap(tracked: dict[str, Any], plain: Any, tensors: Tensors) -> Tensors:
     templates = Templates(tracked, plain)
     made: Tensors = {}
     for name, piece in split.items():
-        template = templates.make(name, dtype_of(tensors[name]), piece.size, split=True)
+        template = templates.make(name, dtype_of(tensors[name]), piece, split=True)
         if piece_of(template) != piece:
             reason = f"{name} is split in another way there"
             raise NotThere(reason)
@@ -135,7 +162,7 @@ def split_otherwise(tracked: dict[str, Any], plain: Any, layout: dict[str, Any])
     templates = Templates(tracked, plain)
     for name, piece in shards_in(plain):
         try:
-            own = templates.make(name, layout[name]["dtype"], piece.size, split=True)
+            own = templates.make(name, layout[name]["dtype"], piece, split=True)
         except NotThere as error:
             return str(error)
         if piece_of(own) != piece:
@@ -143,20 +170,39 @@ def split_otherwise(tracked: dict[str, Any], plain: Any, layout: dict[str, Any])
     return ""
 
 
+def why_not_anew(tracked: dict[str, Any], models: Iterable[Any], plain: Any) -> str:
+    """Return what is split over the ranks of now, and is by nothing known to be split over others.
+
+    Args:
+        tracked: The tracked things by name.
+        models: Those that are split anew for other ranks.
+        plain: The plain values of the state.
+
+    Returns:
+        Empty if there is nothing.
+    """
+    known = {id(each) for each in models}
+    for name, part in tracked.items():
+        if id(part) in known:
+            continue
+        split = {path for path, _ in shards_in(plain["tracked"][name])}
+        if isinstance(getattr(part, "param_groups", None), list):
+            split -= {path for _, path in _of_optimizer(plain["tracked"][name])}
+        if split:
+            return (
+                f"{min(split)} is split over the ranks of now, and only models of run.shard() and "
+                "their optimizers are split over others: make an average such a model, too"
+            )
+    return ""
+
+
 def _of_optimizer(node: Any) -> Iterator[tuple[int, str]]:
     """Yield the number of the parameter and the name of each tensor of an optimizer's state."""
-    state = next((value for key, value in _items(node) if key == "state"), None)
-    for index, values in _items(state):
-        for _, value in _items(values):
+    state = next((value for key, value in items_of(node) if key == "state"), None)
+    for index, values in items_of(state):
+        for _, value in items_of(values):
             if isinstance(index, int) and isinstance(value, dict):
                 if "shard" in value:
                     yield index, value["shard"][0]
                 elif "tensor" in value:
                     yield index, value["tensor"]
-
-
-def _items(node: Any) -> list[Any]:
-    """Return the pairs of an encoded dict; none of anything else."""
-    if not isinstance(node, dict):
-        return []
-    return next((node[kind] for kind in ("dict", "ordered") if kind in node), [])

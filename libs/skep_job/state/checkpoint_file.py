@@ -14,9 +14,12 @@ after the disk has it.
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
 import json
 import os
+import stat
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple
 
 from skep_job.process.rank_part import ranks_here
 from skep_job.shards.templates import has_shards
+from skep_job.state import header_check
 from skep_job.state.snapshot import (
     READABLE,
     REFERRING_VERSION,
@@ -164,13 +168,13 @@ def read_header(path: Path) -> Stored:
         Unreadable: The header is not one of Skep's, is damaged, or tells of another length.
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with io.BufferedReader(_open(path)) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= HEADER_BYTES_MAX:
             reason = f"a header of {length} bytes"
             raise Unreadable(reason)
-        header = file.read(length)
-        size = os.fstat(file.fileno()).st_size
+        header = file.read(min(length, size))
     if len(header) < length:
         reason = "it ends within its header"
         raise Unreadable(reason)
@@ -199,7 +203,7 @@ def read_tensors(path: Path, stored: Stored) -> Tensors:
     sizes = {name: about["end"] - about["begin"] for name, about in stored.layout.items()}
     readers = min(READERS_MAX, len(os.sched_getaffinity(0)) // ranks_here(os.environ))
     if readers < 2 or sum(sizes.values()) < ALONE_BYTES:
-        with open(path, "rb", buffering=0) as file:
+        with _open(path) as file:
             return {name: _read_tensor(path, file, stored, name) for name in stored.layout}
     names = sorted(sizes, key=sizes.__getitem__, reverse=True)
     pool = ThreadPoolExecutor(readers, "skep-read")
@@ -224,29 +228,64 @@ def read_tensor(path: Path, stored: Stored, name: str) -> Any:
         Unreadable: The bytes are not those that were written.
         OSError: The file cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:
+    with _open(path) as file:
         return _read_tensor(path, file, stored, name)
 
 
 def _read_tensor(path: Path, file: Any, stored: Stored, name: str) -> Any:
-    import torch
-
     about = stored.layout[name]
-    tensor = torch.empty(about["shape"], dtype=getattr(torch, DTYPES[about["dtype"]]))
-    data, _ = host_bytes(tensor)
     if "file" in about:
         try:
-            with open(path.parent / about["file"], "rb", buffering=0) as other:
-                whole = _fill(other, about["begin"], data, stored.crcs[name])
+            with _open(path.parent / about["file"]) as other:
+                tensor = _filled(other, about["begin"], about, stored.crcs[name])
         except FileNotFoundError:
             reason = f"the bytes of {name} are in {about['file']}, which is not there"
             raise Unreadable(reason) from None
+        except Unreadable as error:
+            reason = f"the bytes of {name} are in {about['file']}: {error}"
+            raise Unreadable(reason) from None
     else:
-        whole = _fill(file, stored.data_at + about["begin"], data, stored.crcs[name])
-    if not whole:
+        tensor = _filled(file, stored.data_at + about["begin"], about, stored.crcs[name])
+    if tensor is None:
         reason = f"the bytes of {name} are not those that were written"
         raise Unreadable(reason)
     return tensor
+
+
+def _open(path: Path) -> Any:
+    """Return a file of bytes that is open to be read. It is no link, and nothing that could wait.
+
+    Raises:
+        Unreadable: It is a link, a folder, a pipe or a device.
+        OSError: It cannot be opened.
+    """
+    try:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        reason = "it is a link or a socket, and only files are read: put the file itself there"
+        raise Unreadable(reason) from None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
+    reason = "it is a folder, a pipe or a device, and only files are read: remove it"
+    raise Unreadable(reason)
+
+
+def _filled(file: Any, at: int, about: dict[str, Any], crc: str) -> Any:
+    """Return the tensor whose bytes are at a place of a file; None if these are others, or fewer.
+
+    Memory is taken only for bytes that the file has.
+    """
+    import torch
+
+    if at + about["end"] - about["begin"] > os.fstat(file.fileno()).st_size:
+        return None
+    tensor = torch.empty(about["shape"], dtype=getattr(torch, DTYPES[about["dtype"]]))
+    data, _ = host_bytes(tensor)
+    return tensor if _fill(file, at, data, crc) else None
 
 
 def _fill(file: Any, at: int, data: memoryview, expected: str) -> bool:
@@ -327,10 +366,11 @@ def _parse(header: bytes, data_at: int) -> Stored:
             layout[name] = {"dtype": dtype, "shape": shape, "begin": at, "end": at + size}
             layout[name]["file"] = file
             crcs[name] = crc
-        digests = ours.get("digests", {})
-        return Stored(ours["about"], ours["plain"], layout, crcs, data_at, digests)
+        about, plain, digests = dict(ours["about"]), ours["plain"], dict(ours.get("digests", {}))
+        header_check.check(plain, layout, crcs)
+        return Stored(about, plain, layout, crcs, data_at, digests)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"its header is not one of Skep's: {type(error).__name__}"
+        reason = f"its header is not one of Skep's: {type(error).__name__}: {str(error)[:200]}"
         raise Unreadable(reason) from error
 
 

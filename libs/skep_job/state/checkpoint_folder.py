@@ -13,9 +13,9 @@ and in it of the highest step: a later attempt began from the best that could be
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,12 +23,12 @@ from typing import NamedTuple
 from skep_job.state import checkpoint_file
 from skep_job.state.checkpoint_file import Stored, Unreadable
 from skep_job.state.snapshot import Snapshot
-from skep_job.state.unchanged import Known
+from skep_job.state.unchanged import FILE, Known
 
 KEEP = 2
 """Checkpoints kept per rank: the newest, and the one before in case the newest is damaged."""
 
-_NAME = re.compile(r"a(\d{5,})-s(\d{12,})-r(\d+)of(\d+)\.safetensors")
+FENCE_BYTES_MAX = 64
 
 
 class Superseded(Exception):  # noqa: N818  a name for what happened
@@ -74,15 +74,11 @@ class Checkpoints:
         self._job = job
         self._attempt, self._rank, self._world = attempt, rank, world
         self._keep = keep
-        self._split = False
         self._incremental = incremental
         self._refers: dict[str, set[str]] = {}  # by file, which others it needs
 
     def of_part(self, rank: int, world: int) -> Checkpoints:
         """Return the folder as it is used by a rank that has a part of the state.
-
-        A checkpoint is then whole when the files of all ranks are there, and an older one stays
-        until there are `keep` newer ones that are whole.
 
         Args:
             rank: The rank.
@@ -97,7 +93,7 @@ class Checkpoints:
             self._keep,
             incremental=self._incremental,
         )
-        found._split, found._refers = True, self._refers
+        found._refers = self._refers
         return found
 
     def save(self, snapshot: Snapshot, step: int, folder: Path | None = None) -> tuple[Path, int]:
@@ -134,6 +130,12 @@ class Checkpoints:
             with self._locked():
                 self.check_fence()
                 part.rename(folder / name)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            if error.errno and error.filename is None:
+                # Of a write: a full disk does not say which one it is.
+                raise OSError(error.errno, error.strerror, str(folder)) from error
+            raise
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -204,13 +206,14 @@ class Checkpoints:
             found.setdefault((each.attempt, each.step, each.world), []).append(each)
         wholes = []
         for (attempt, step, world), files in sorted(found.items(), reverse=True):
-            missing = sorted(set(range(world)) - {entry.rank for entry in files})
-            if not missing:
+            have = {entry.rank for entry in files}
+            if len(have) == world:
                 wholes.append(sorted(files, key=lambda entry: entry.rank))
             elif complain is not None:
+                missing = next(rank for rank in range(world) if rank not in have)
                 complain(
                     f"the checkpoint after mini-batch {step} of attempt {attempt} is passed over: "
-                    f"the file of rank {missing[0]} of {world} is not there"
+                    f"the file of rank {missing} of {world} is not there"
                 )
         return wholes
 
@@ -248,7 +251,7 @@ class Checkpoints:
     def _prune(self, folder: Path) -> None:
         """Remove what is older than the newest `keep`, and what other processes left half done."""
         # A file of a higher attempt cannot be here: this one would have been refused above.
-        remove = self._old_of_all(folder) if self._shares(folder) else self._old_of_ours(folder)
+        remove = self._old(folder)
         if remove:
             going = {path.name for path in remove}
             needed = self._needed(folder, going)
@@ -286,24 +289,23 @@ class Checkpoints:
             needed |= self._refers[name]
         return needed
 
-    def _shares(self, folder: Path) -> bool:
-        """Return whether other ranks, which have other parts, write to the same folder."""
-        return self._split and any(each.rank != self._rank for each in entries_of(folder))
+    def _old(self, folder: Path) -> list[Path]:
+        """Return the files that no attempt would go on from.
 
-    def _old_of_ours(self, folder: Path) -> list[Path]:
-        ours = sorted(
-            (e.attempt, e.step, e.path) for e in entries_of(folder) if e.rank == self._rank
-        )
-        return [path for *_, path in ours[: -self._keep]]
-
-    def _old_of_all(self, folder: Path) -> list[Path]:
-        """Return what is older than the newest `keep` that are whole: a part alone is of no use."""
-        wholes = self.wholes(folder)
-        if len(wholes) < self._keep:
-            return []
-        oldest = wholes[self._keep - 1][0]
+        The newest `keep` that are whole stay, as another rank may fail to write newer ones, and so
+        do the newest `keep` files of this rank: none is whole in a folder that not all nodes share.
+        Of other ranks only what is older than all that goes.
+        """
         entries = entries_of(folder)
-        return [e.path for e in entries if (e.attempt, e.step) < (oldest.attempt, oldest.step)]
+        wholes = self.wholes(folder)[: self._keep]
+        ours = sorted((e.attempt, e.step, e.path) for e in entries if e.rank == self._rank)
+        kept = {entry.path for files in wholes for entry in files}
+        kept |= {path for *_, path in ours[-self._keep :]}
+        old = {path for *_, path in ours} - kept
+        if len(wholes) == self._keep:
+            oldest = (wholes[-1][0].attempt, wholes[-1][0].step)
+            old |= {each.path for each in entries if (each.attempt, each.step) < oldest}
+        return sorted(old)
 
     def check_fence(self) -> None:
         """Check that this attempt may write.
@@ -313,11 +315,11 @@ class Checkpoints:
             OSError: The fence cannot be read.
         """
         try:
-            highest = int((self.folder / "fence").read_text(encoding="ascii"))
+            highest = _read_fence(self.folder / "fence")
         except FileNotFoundError:
             return
         except ValueError:
-            return  # Damaged by others; it is raised anew by whoever trains next.
+            return  # Damaged by others; it is raised anew by the attempt that trains next.
         if highest > self._attempt:
             reason = f"attempt {highest} of this job has trained; attempt {self._attempt} is over"
             raise Superseded(reason)
@@ -349,11 +351,34 @@ def entries_of(folder: Path) -> list[Entry]:
         return []
     found = []
     for name in names:
-        match = _NAME.fullmatch(name)
+        match = FILE.fullmatch(name)
         if match is not None:
             attempt, step, rank, world = map(int, match.groups())
-            found.append(Entry(attempt, step, rank, world, folder / name))
+            if rank < world and name == file_name(attempt, step, rank, world):
+                found.append(Entry(attempt, step, rank, world, folder / name))
     return found
+
+
+def _read_fence(path: Path) -> int:
+    """Return the attempt in a fence; it is no link, and reading it never waits.
+
+    Raises:
+        ValueError: There is no attempt in it.
+        OSError: It is not there, or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        reason = "a link"
+        raise ValueError(reason) from None
+    try:
+        return int(os.read(descriptor, FENCE_BYTES_MAX))
+    except BlockingIOError as error:
+        raise ValueError(str(error)) from None
+    finally:
+        os.close(descriptor)
 
 
 def _sync(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from skep_job.shards.pieces import shards_in, unsplit
 from skep_job.shards.templates import Templates, has_shards, pieces_of, wrap
 from skep_job.state.piece import local_of
-from skep_job.state.state_tree import DTYPES, Encoder, Tensors, decode, dtype_of
+from skep_job.state.state_tree import DTYPES, Encoder, Tensors, decode, dtype_of, items_of
 
 Peek = Callable[[Any], Any]
 """Returns the bytes of a storage whose memory was given back, as a tensor in host memory."""
@@ -111,6 +111,42 @@ def why_unfit(tracked: dict[str, Any], plain: Any, layout: dict[str, Any]) -> st
     return ""
 
 
+class Another(Exception):  # noqa: N818  a name for what it is
+    """The state is one of another optimizer."""
+
+
+def require_optimizers(tracked: dict[str, Any], plain: Any) -> None:
+    """Require that the optimizers are those whose state this is.
+
+    PyTorch loads the state of another one, and fails in a later step. An older PyTorch may have
+    fewer settings of the same optimizer, or more: that is no other.
+
+    Args:
+        tracked: The things by name.
+        plain: The plain values of the state.
+
+    Raises:
+        Another: One is not; the text says in what they differ.
+    """
+    for name, part in tracked.items():
+        groups = getattr(part, "param_groups", None)
+        saved = dict(items_of(plain["tracked"][name])).get("param_groups") if groups else None
+        if not isinstance(saved, dict) or not isinstance(saved.get("list"), list):
+            continue
+        theirs = [dict(items_of(each)) for each in saved["list"]]
+        counts = [len(each.get("params", {}).get("list", ())) for each in theirs]
+        here = [len(each["params"]) for each in groups]
+        if counts != here:
+            reason = f"{name} steps groups of {counts} parameters there, and of {here} here"
+            raise Another(reason)
+        for one, other in zip(theirs, groups, strict=True):
+            more, less = set(one) - set(other), set(other) - set(one)
+            if more and less:
+                named = f"{', '.join(sorted(more))} there, and {', '.join(sorted(less))} here"
+                reason = f"{name} is another optimizer: it has {named}"
+                raise Another(reason)
+
+
 def destinations(tracked: dict[str, Any], layout: dict[str, Any], plain: Any = None) -> Tensors:
     """Return a tensor in host memory for each of `layout`: the job's own where it has the like.
 
@@ -130,7 +166,7 @@ def destinations(tracked: dict[str, Any], layout: dict[str, Any], plain: Any = N
     for name, about in layout.items():
         own = encoder.tensors.get(name)
         if own is None and templates is not None and name in split:
-            made = templates.make(name, about["dtype"], split[name].size, split=True)
+            made = templates.make(name, about["dtype"], split[name], split=True)
             own = local_of(made)
         dtype = getattr(torch, DTYPES[about["dtype"]])
         fits = (
@@ -165,10 +201,30 @@ def load_part(part: Any, state: Any) -> None:
     """Give one tracked thing its state. Raises what its own method raises."""
     if callable(getattr(part, "load_state_dict", None)):
         part.load_state_dict(state)
+        _keep_types(part, state)
     elif callable(getattr(part, "set_state", None)):
         part.set_state(state)
     else:
         part.bit_generator.state = state
+
+
+def _keep_types(part: Any, state: Any) -> None:
+    """Have an optimizer's state be of the types that it was saved in.
+
+    PyTorch gives it the parameters' types: beside `bfloat16` a factor of NAdam's loses most digits.
+    """
+    optim = sys.modules.get("torch.optim")
+    if optim is None or not isinstance(part, optim.Optimizer):
+        return
+    if type(part).load_state_dict is not optim.Optimizer.load_state_dict:
+        return  # It has its own way.
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, value in state["state"].get(number, {}).items():
+            own = part.state[parameter].get(name)
+            if hasattr(value, "dtype") and hasattr(own, "dtype") and own.dtype != value.dtype:
+                part.state[parameter][name] = value.to(own.device, copy=True)
 
 
 def layout_of(tensors: Tensors) -> dict[str, Any]:

@@ -213,6 +213,13 @@ def decode(node: Any, tensors: Tensors) -> Any:
     return _decode_special(kind, body, tensors)
 
 
+def items_of(node: Any) -> list[Any]:
+    """Return the pairs of an encoded dict; none of anything else."""
+    if not isinstance(node, dict):
+        return []
+    return next((node[kind] for kind in ("dict", "ordered") if kind in node), [])
+
+
 def _decode_special(kind: str, body: Any, tensors: Tensors) -> Any:
     import torch
 

@@ -21,8 +21,8 @@ LEAST_BYTES = 1024 * 1024
 SAMPLES, SAMPLE_BYTES = 64, 64
 ORIGINS_MAX = 2
 """Older files that one refers to: each of them stays on the disk as a whole."""
-FILE = re.compile(r"a\d{5,}-s\d{12,}-r\d+of\d+\.safetensors")
-"""Names of files that may be referred to."""
+FILE = re.compile(r"a(\d{5,18})-s(\d{12,18})-r(\d{1,6})of(\d{1,6})\.safetensors", re.ASCII)
+"""Names of checkpoints: attempt, mini-batches, rank, ranks. Ranks agree on numbers of 63 bits."""
 
 
 class Place(NamedTuple):
@@ -96,7 +96,8 @@ def _alike(folder: Path, files: dict[str, int], place: Place, data: memoryview) 
     step = max((len(data) - SAMPLE_BYTES) // (SAMPLES - 1), 1)
     try:
         if place.file not in files:
-            files[place.file] = os.open(folder / place.file, os.O_RDONLY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            files[place.file] = os.open(folder / place.file, flags)
         for number in range(SAMPLES):
             at = min(number * step, len(data) - SAMPLE_BYTES)
             there = os.pread(files[place.file], SAMPLE_BYTES, place.at + at)
