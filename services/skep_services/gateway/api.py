@@ -198,6 +198,7 @@ def middleware(
                 CALLER.set(caller)
                 if not _is_call(request):
                     count(caller)
+                    _not_packed(request)
                 _admit(request, caller)
             response = await handler(request)
             status = response.status
@@ -228,6 +229,16 @@ def middleware(
         return response
 
     return through
+
+
+def _not_packed(request: web.Request) -> None:
+    """Refuse a compressed body, which nothing here unpacks.
+
+    Raises:
+        web.HTTPUnsupportedMediaType: It is one (415).
+    """
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise web.HTTPUnsupportedMediaType(reason="send the body without Content-Encoding")
 
 
 def _is_call(request: web.Request) -> bool:
