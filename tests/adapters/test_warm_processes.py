@@ -279,7 +279,7 @@ BAD = {
     "arguments": ("import sys; print(sys.argv[0]) if not sys.argv else 0",
                   "import of bad: it looks at sys.argv"),
     "keeps": ("from sys import argv", "import of bad: it changes sys.argv"),
-    "script": ("import __main__; name = __main__.__file__", "import of bad: it looks at the script"),
+    "script": ("import __main__; n = __main__.__file__", "import of bad: it looks at the script"),
     "number": ("import os; number = os.getpid()",
                 "import of bad: it looks at the number of the process"),
     "seeds": ("import random; random.seed(5)", "import of bad: it seeds random numbers"),
@@ -377,7 +377,8 @@ async def test_what_came_to_the_path_meanwhile_is_found(site: Site) -> None:
 @pytest.mark.nightly
 @pytest.mark.asyncio
 async def test_a_warm_process_that_grows_while_it_loads_is_ended(site: Site) -> None:
-    waits = "kept = bytearray(300 << 20)\nimport os\nos.environ.get('SKEP_RANK') or time.sleep(99)"
+    waits = "kept = bytearray(300 << 20)\nimport os\n"
+    waits += "os.environ.get('SKEP_RANK') or time.sleep(99)"
     script = site.script(f"import {site.module('large', SLOW + waits)}\nprint('ran')")
     site.bytes = 200 << 20
     assert (await site.run(script)).code == 0
