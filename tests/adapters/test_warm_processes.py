@@ -356,6 +356,16 @@ async def test_a_changed_environment_ends_a_warm_process(site: Site) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.asyncio
+async def test_a_forked_run_warns_as_an_executed_one(site: Site) -> None:
+    script = site.script(f"import {site.module('slow')}\nprint('ran')")
+    executed = await site.run(script, PYTHONWARNINGS="always")
+    await site.warm()
+    forked = await site.run(script, PYTHONWARNINGS="always")
+    assert (forked.how, forked.log) == ("", executed.log)
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
 async def test_what_came_to_the_path_meanwhile_is_found(site: Site) -> None:
     more = site.node.folder / "more"
     path = f"{more}:{LIBRARIES}"

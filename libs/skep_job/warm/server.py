@@ -227,6 +227,7 @@ def serve(number: int) -> list[str]:
             _leave(channel, trouble)
         forked = _fork(channel)
         if not forked:
+            channel.detach()  # The rank closes it with all that it has not been handed.
             return rank.become(warm, json.loads(packet), handed)
         _tell(channel, forked)
         for each in handed:

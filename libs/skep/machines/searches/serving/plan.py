@@ -159,10 +159,11 @@ def _old_to_go(
         return unready[0]
     if service.spec.surge:
         return old[0] if old and service.ready > service.wanted else None
-    lacking = len(old) + len(current) < service.wanted or not all(one.ready for one in current)
-    if lacking or not old:
+    if not old or len(old) + len(current) < service.wanted:
         return None
-    return unready[0] if unready else old[0]
+    if service.ready >= service.wanted:
+        return (unready or old)[0]
+    return unready[0] if unready and all(one.ready for one in current) else None
 
 
 def _least(replicas: Sequence[Replica]) -> Replica:
