@@ -314,7 +314,10 @@ async def test_what_is_no_answer_is_the_replicas_failure(house: House, path: str
 
 
 async def test_a_replica_is_let_go_once_the_client_has_gone(
-    house: House, replica: tuple[Replica, int], monkeypatch: pytest.MonkeyPatch
+    house: House,
+    replica: tuple[Replica, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(front, "GONE_S", 0.05)
     asked = asyncio.create_task(ask(house, "GET", "hold"))
@@ -326,7 +329,8 @@ async def test_a_replica_is_let_go_once_the_client_has_gone(
         while True:
             async with house.session.get(url, headers=house.nlp.headers) as answer:
                 if not (await answer.json())["open"]:
-                    return
+                    break
+    assert not [each for each in caplog.records if each.name == "aiohttp.server"]
 
 
 async def test_cookies_of_a_replica_reach_no_other_replica(

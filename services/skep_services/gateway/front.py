@@ -32,7 +32,7 @@ from skep.units import MIB
 from skep.wire import codec, subjects
 from skep.wire.reasons import Reason
 from skep.wire.served import Health, ReplicaServed, Served, ServiceServed
-from skep_services.gateway.api import CALLS, ApiError, caller_of, check
+from skep_services.gateway.api import CALLS, ApiError, caller_of, check, is_gone
 from skep_services.gateway.searches import SearchesView
 from skep_services.ports import Bus, Clock
 
@@ -436,7 +436,7 @@ class Front:
         try:
             while service.ending is None and self._pick(service, []) is None:
                 left = deadline - time.monotonic()
-                if service.service not in self._view.services or _gone(request):
+                if service.service not in self._view.services or is_gone(request):
                     return
                 if left <= 0:
                     text = (
@@ -598,7 +598,7 @@ def _while_there(request: web.Request) -> Iterator[None]:
 
     def look() -> None:
         nonlocal again, gone
-        gone = _gone(request)
+        gone = is_gone(request)
         if gone:
             task.cancel()
         else:
@@ -614,11 +614,6 @@ def _while_there(request: web.Request) -> Iterator[None]:
         raise ConnectionResetError(text) from None
     finally:
         again.cancel()
-
-
-def _gone(request: web.Request) -> bool:
-    """Return whether the client of a request has closed its connection."""
-    return request.transport is None or request.transport.is_closing()
 
 
 def _passes(name: str) -> bool:
