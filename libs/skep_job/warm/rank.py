@@ -185,8 +185,8 @@ def _set_right() -> None:
         del sys.path_importer_cache[path]  # A folder that was not there may be by now.
     logging = sys.modules.get("logging")
     if logging is not None:
-        whole = isinstance(logging._startTime, int)  # Since Python 3.13.
-        logging._startTime = time.time_ns() if whole else time.time()
+        whole = isinstance(vars(logging)["_startTime"], int)  # Since Python 3.13.
+        vars(logging)["_startTime"] = time.time_ns() if whole else time.time()
     if "multiprocessing.process" in sys.modules:
         from multiprocessing import process
 
