@@ -186,7 +186,7 @@ def _check_text(text: str, source: str, line: int) -> None:
     """Stop at a text that no other program takes.
 
     Raises:
-        DocumentError: It has half of a character, such as `"\\uD800"` stands for.
+        DocumentError: It has half of a character, as an escape in YAML may stand for.
     """
     try:
         text.encode()

@@ -386,7 +386,7 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("resources.workers", 0, "`workers` must be 1 to 8192"),
         ("resources.gpu_type", "a100\nh100", f"`gpu_type` must be {TYPES_WANTED}"),
         ("resources.gpu_type", "a\x1b[31m", f"`gpu_type` must be {TYPES_WANTED}"),
-        ("resources.gpu_type", "|".join(map(str, range(5000))), TYPES_WANTED),
+        ("resources.gpu_type", "t|" * 999, f"`gpu_type` must be {TYPES_WANTED}"),
         ("resources.workers", 8193, "`workers` must be 1 to 8192"),
         (
             "resources",
