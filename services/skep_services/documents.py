@@ -144,6 +144,7 @@ def _walk(
 
     Raises:
         DocumentError: A value contains itself, a key is given twice, or there are too many values.
+        _check_text: A DocumentError: a text has half of a character.
     """
     import yaml  # noqa: PLC0415 - commands that read no YAML start without it
 
@@ -163,11 +164,14 @@ def _walk(
             name = str(key.value)
             here = f"{path}.{name}"
             key_line = key.start_mark.line + 1
+            _check_text(name, source, key_line)
             if name in seen and name != "<<":
                 told = f"`{name}` is given twice, first on line {seen[name]}"
                 raise DocumentError(told, "bad-value", source, key_line)
             seen[name] = lines[here] = key_line
             size += _walk(value, here, source, lines, sizes)
+    elif isinstance(node, yaml.ScalarNode):
+        _check_text(node.value, source, line)
     elif isinstance(node, yaml.SequenceNode):
         for position, value in enumerate(node.value):
             size += _walk(value, f"{path}[{position}]", source, lines, sizes)
@@ -176,3 +180,16 @@ def _walk(
         raise DocumentError(told, "too-large", source, line)
     sizes[id(node)] = size
     return size
+
+
+def _check_text(text: str, source: str, line: int) -> None:
+    """Stop at a text that no other program takes.
+
+    Raises:
+        DocumentError: It has half of a character, as an escape in YAML may stand for.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        told = "a text has half of a character (\\uD800 to \\uDFFF)"
+        raise DocumentError(told, "bad-value", source, line) from None

@@ -113,6 +113,7 @@ class Site:
         self.runtime: NodeRuntime | None = None
         self.count = 0
         self.wait_s = 60
+        self.bytes = 2**31
 
     def module(self, name: str, text: str = SLOW) -> str:
         (self.packages / f"{name}.py").write_text(text)
@@ -137,7 +138,7 @@ class Site:
         plan = self.node.plan(token, self.program, "-m", "skep_job", script, *more, env=variables)
         warm = Warm(
             processes=2,
-            bytes=2**31,
+            bytes=self.bytes,
             idle_s=60,
             whose=("vc", owner),
             script=script,
@@ -275,6 +276,13 @@ BAD = {
     "opens": ("kept = open('/dev/null')", "import of bad: it changes which files are open"),
     "handles": ("import signal; signal.signal(signal.SIGTERM, print)",
                 "import of bad: it changes the handlers of signals"),
+    "arguments": ("import sys; print(sys.argv[0]) if not sys.argv else 0",
+                  "import of bad: it looks at sys.argv"),
+    "keeps": ("from sys import argv", "import of bad: it changes sys.argv"),
+    "script": ("import __main__; n = __main__.__file__", "import of bad: it looks at the script"),
+    "number": ("import os; number = os.getpid()",
+                "import of bad: it looks at the number of the process"),
+    "seeds": ("import random; random.seed(5)", "import of bad: it seeds random numbers"),
     "dies": ("import os; os.name == 'posix' and os._exit(4)", "its warm process ended by itself")
 }  # fmt: skip
 
@@ -344,6 +352,48 @@ async def test_a_changed_environment_ends_a_warm_process(site: Site) -> None:
     await until(lambda: not os.path.exists(f"/proc/{pid}"))
     await site.warm(2)
     assert (await site.run(script)).how == ""
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+async def test_a_forked_run_warns_as_an_executed_one(site: Site) -> None:
+    script = site.script(f"import {site.module('slow')}\nprint('ran')")
+    executed = await site.run(script, PYTHONWARNINGS="always")
+    await site.warm()
+    forked = await site.run(script, PYTHONWARNINGS="always")
+    assert (forked.how, forked.log) == ("", executed.log)
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+async def test_what_came_to_the_path_meanwhile_is_found(site: Site) -> None:
+    more = site.node.folder / "more"
+    path = f"{more}:{LIBRARIES}"
+    late = "try:\n import late\nexcept ImportError:\n late = None\n"
+    script = site.script(f"import {site.module('slow')}\n{late}print(late, slow.__file__)")
+    cold = await site.run(script, PYTHONPATH=path)
+    await site.warm()
+    assert cold.log.startswith("None ")
+    more.mkdir()
+    (more / "late.py").write_text("")
+    forked = await site.run(script, PYTHONPATH=path)
+    assert (forked.how, "late.py" in forked.log) == ("", True)
+    (more / "slow.py").write_text("")
+    executed = await site.run(script, PYTHONPATH=path)
+    assert executed.log.endswith(f"{more}/slow.py\n")
+    assert executed.how.startswith(f"slow.py in {more} has the name")
+
+
+@pytest.mark.nightly
+@pytest.mark.asyncio
+async def test_a_warm_process_that_grows_while_it_loads_is_ended(site: Site) -> None:
+    waits = "kept = bytearray(300 << 20)\nimport os\n"
+    waits += "os.environ.get('SKEP_RANK') or time.sleep(99)"
+    script = site.script(f"import {site.module('large', SLOW + waits)}\nprint('ran')")
+    site.bytes = 200 << 20
+    assert (await site.run(script)).code == 0
+    await site.useless("it takes ")
+    assert (await site.run(script)).log == "ran\n"
 
 
 @pytest.mark.nightly

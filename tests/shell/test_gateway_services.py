@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ HOSTILE = {
 DEADLINE_S = 30.0
 
 
+RAW = {
+    "/control": b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 0\r\n\r\n",
+    "/switch": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "/zero": b"HTTP/1.1 000 Zero\r\nContent-Length: 0\r\n\r\n",
+}
+"""What a replica answers that no client must get, by path."""
+
+
 class Replica:
     """A server of a tenant's."""
 
@@ -45,6 +54,10 @@ class Replica:
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
         self.cut = 0
         """Requests that it ends without an answer from here on."""
+        self.holds = asyncio.Event()
+        """Set once a request for `/hold`, which it never answers, is here."""
+        self.let_go = asyncio.Event()
+        """Set once nobody waits for that answer."""
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/health":
@@ -58,6 +71,16 @@ class Replica:
                 b"".join([piece async for piece in request.content.iter_any()]),
             )
         )
+        if request.path == "/hold":
+            self.holds.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.let_go.set()
+        if request.path in RAW:
+            assert request.transport is not None
+            request.transport.write(RAW[request.path])
+            request.transport.close()
         if self.cut:
             self.cut -= 1
             assert request.transport is not None
@@ -68,7 +91,8 @@ class Replica:
 @pytest_asyncio.fixture
 async def replica() -> AsyncIterator[tuple[Replica, int]]:
     made = Replica()
-    runner = web.ServerRunner(web.Server(made.answer))
+    server = web.Server(made.answer, auto_decompress=False, handler_cancellation=True)
+    runner = web.ServerRunner(server, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -255,3 +279,83 @@ async def test_a_request_whose_client_has_gone_waits_no_longer(
     await waiting(asleep, 1)
     asked.cancel()
     await waiting(asleep, 0)
+
+
+async def test_a_body_reaches_a_replica_as_it_was_sent(
+    house: House, replica: tuple[Replica, int]
+) -> None:
+    packed = gzip.compress(b"body " * 100)
+    given = {"Content-Encoding": "gzip"}
+    status, _, text = await ask(house, "POST", "a%0Ab", headers=given, data=packed)
+    assert (status, text) == (201, "answer")
+    ((_, path, seen, body),) = replica[0].asked
+    assert (path, seen["content-encoding"], body) == ("/a%0Ab", "gzip", packed)
+    for path in ("jobs", "services"):
+        url, headers = f"{house.base}/v1/{path}", {**house.nlp.headers, **given}
+        async with house.session.post(url, headers=headers, data=packed) as answer:
+            assert answer.status == 415
+            assert "without Content-Encoding" in await answer.text()
+
+
+async def test_a_body_is_not_waited_for_where_a_replica_knows_no_expect(
+    house: House, replica: tuple[Replica, int]
+) -> None:
+    """As curl sends a large body: it waits for a word, which the gateway gives."""
+    async with asyncio.timeout(DEADLINE_S):
+        status, _, _ = await ask(house, "POST", "x", data=b"body", expect100=True)
+    ((_, _, seen, body),) = replica[0].asked
+    assert (status, body, "expect" in seen) == (201, b"body", False)
+
+
+@pytest.mark.parametrize("path", RAW)
+async def test_what_is_no_answer_is_the_replicas_failure(house: House, path: str) -> None:
+    status, _, text = await ask(house, "POST", path[1:])
+    assert (status, "replica-failed" in text, "no HTTP" in text) == (502, True, True), text
+
+
+async def test_a_replica_is_let_go_once_the_client_has_gone(
+    house: House,
+    replica: tuple[Replica, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(front, "GONE_S", 0.05)
+    asked = asyncio.create_task(ask(house, "GET", "hold"))
+    async with asyncio.timeout(DEADLINE_S):
+        await replica[0].holds.wait()
+        asked.cancel()
+        await replica[0].let_go.wait()
+        url = f"{house.base}/v1/services/v1"
+        while True:
+            async with house.session.get(url, headers=house.nlp.headers) as answer:
+                if not (await answer.json())["open"]:
+                    break
+    assert not [each for each in caplog.records if each.name == "aiohttp.server"]
+
+
+async def test_cookies_of_a_replica_reach_no_other_replica(
+    tmp_path: Path, replica: tuple[Replica, int]
+) -> None:
+    """A node with a name: a jar of cookies keeps none of bare addresses."""
+    port = replica[1]
+    async with opened(tmp_path) as house:
+        house.cluster.set_vcs(nlp=1, vision=0)
+        house.cluster.join(joined("node-1", 1, address="localhost", ports=(port, port)))
+        began = ServiceBegan(spec=llm(), service="v1", at=at(4))
+        house.cluster.store_record(subjects.SEARCH_FACTS, (began,), at(4))
+        await replica_runs(house)
+        await until_ready(house)
+        replica[0].asked.clear()
+        for _ in range(2):
+            assert (await ask(house, "GET", "x"))[0] == 201
+    assert ["cookie" in seen for _, _, seen, _ in replica[0].asked] == [False, False]
+
+
+async def test_more_requests_are_counted_than_latencies_are_kept() -> None:
+    load, now = front.Load(), 1000.0
+    for number in range(30_000):
+        load.ask(now + number / 1000)
+    assert load.rate(now + 29.999) == 1000.0
+    assert load.rate(now + 45.0) == pytest.approx(500, rel=0.05)
+    assert load.rate(now + 100.0) == 0.0
+    assert load.new == 30_000

@@ -71,6 +71,8 @@ def test_json_documents_one_after_another() -> None:
         ("a: !!bool x", "not what its tag says"),
         ("a: !!int x", "not what its tag says"),
         ("[" * 700, "nested too deeply"),
+        ('a: 1\nb: "\\uD800"', r"file.yaml:2: a text has half of a character"),
+        ('a:\n "\\uDFFF": 1', r"file.yaml:2: a text has half of a character"),
     ],
 )
 def test_yaml_that_cannot_be_read_is_refused_with_its_line(text: str, told: str) -> None:

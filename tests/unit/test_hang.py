@@ -56,6 +56,15 @@ LOADS = Standing(line="t.py:4 in load", collective="gloo:all_reduce", entered=5)
                 "all 2 ranks wait in collective 6 (gloo:all_reduce); at t.py:9 in step",
             ),
         ),
+        (
+            {0: WAITS, 1: msgspec.structs.replace(WAITS, collective="gloo:broadcast"), 2: WAITS},
+            Blame(
+                Hang.TOGETHER,
+                (),
+                "all 3 ranks wait in collective 6, and not in the same one: rank 0 in "
+                "gloo:all_reduce, rank 1 in gloo:broadcast; at t.py:9 in step",
+            ),
+        ),
         ({0: LOADS}, Blame(Hang.ALONE, (0,), "it stands at t.py:4 in load")),
         (
             {0: msgspec.structs.replace(WAITS, record="/c/j1/hang-a00001-r0.json"), 1: None},

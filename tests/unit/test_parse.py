@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skep.units import GIB
 from skep.wire import parse
-from skep.wire.parse import PROBLEMS_MAX, memory_bytes, parse_spec, parse_tree
+from skep.wire.parse import PROBLEMS_MAX, TYPES_WANTED, memory_bytes, parse_spec, parse_tree
 from skep.wire.reasons import Reason
 from skep.wire.spec import (
     ENV_MAX,
@@ -384,6 +384,9 @@ def test_wrong_types(path: str, value: Any, text: str) -> None:
         ("resources.gpus", 1.5, f"`gpus` must be {GPUS}, not 1.5"),
         ("resources.gpus", 17, f"`gpus` must be {GPUS}"),
         ("resources.workers", 0, "`workers` must be 1 to 8192"),
+        ("resources.gpu_type", "a100\nh100", f"`gpu_type` must be {TYPES_WANTED}"),
+        ("resources.gpu_type", "a\x1b[31m", f"`gpu_type` must be {TYPES_WANTED}"),
+        ("resources.gpu_type", "t|" * 999, f"`gpu_type` must be {TYPES_WANTED}"),
         ("resources.workers", 8193, "`workers` must be 1 to 8192"),
         (
             "resources",

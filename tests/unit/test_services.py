@@ -243,12 +243,65 @@ def test_an_update_that_never_gets_ready_ends_no_replica_that_works() -> None:
     assert {job.command for job in world.jobs.values()} == {"mended"}
 
 
+def test_an_update_does_not_wait_for_one_before_it_that_never_gets_ready() -> None:
+    world = begun()
+    world.sick = {3}
+    world.ask(do="update", service="v1", spec=tree(job={"command": "hangs"}))
+    world.second(5)
+    assert (world.ready(), list(world.service.replicas)) == ([1, 2], [1, 2, 3])
+    world.ask(do="update", service="v1", spec=tree(job={"command": "works"}))
+    world.second(20)
+    assert world.service.failures == 0
+    assert {each.revision for each in world.service.replicas.values()} == {3}
+    assert len(world.ready()) == 2
+
+
+@pytest.mark.parametrize("surge", [0, 1])
+def test_an_update_that_never_gets_ready_ends_no_replica_that_is_unready_for_a_moment(
+    surge: int,
+) -> None:
+    world = begun(surge=surge, replicas=3)
+    world.sick = set(range(4, 100))
+    world.ask(do="update", service="v1", spec=tree(job={"command": "bad"}, surge=surge, replicas=3))
+    world.second(10)
+    before = world.ready()
+    assert len(before) == 2 + surge
+    world.sick |= set(before)
+    world.second(5)
+    world.sick -= set(before)
+    world.second(5)
+    assert world.ready() == before
+
+
+def test_an_update_in_place_begins_with_a_replica_that_is_unready() -> None:
+    world = begun(surge=0)
+    world.sick = {2}
+    world.second(5)
+    world.ask(do="update", service="v1", spec=tree(job={"command": "new"}, surge=0))
+    assert [each.replica for each in world.of(ReplicaDraining)] == [2]
+    world.second(20)
+    assert {each.revision for each in world.service.replicas.values()} == {2}
+
+
 def test_numbers_alone_replace_no_replica() -> None:
     world = begun()
     world.ask(do="update", service="v1", spec=tree(replicas=3, drain=5))
     world.second(3)
     assert world.ready() == [1, 2, 3]
     assert world.service.spec.drain == 5
+
+
+def test_numbers_alone_do_not_end_an_update_that_is_under_way() -> None:
+    world = begun()
+    world.gpus = 2
+    world.ask(do="update", service="v1", spec=tree(job={"command": "new"}))
+    world.second(5)
+    assert world.ready() == [1, 2], "the update waits for a GPU"
+    world.ask(do="update", service="v1", spec=tree(job={"command": "new"}, surge=0))
+    world.second(30)
+    assert {job.command for job in world.jobs.values()} == {"new"}
+    assert len(world.ready()) == 2
+    assert {each.revision for each in world.service.replicas.values()} == {3}
 
 
 def test_a_replica_drains_until_it_has_answered_or_its_time_is_over() -> None:
@@ -433,6 +486,20 @@ def test_people_scale_to_zero_only_what_may_have_none() -> None:
     world.ask(do="update", service="v1", spec=tree(replicas=1))
     world.second(3)
     assert world.ready() == [3]
+
+
+def test_what_was_asked_before_all_were_ended_begins_none_again() -> None:
+    world = begun(replicas=0, replicas_max=4, requests_per_s=5)
+    world.asked = 40
+    world.second(10)
+    assert len(world.ready()) == 4
+    world.asked = 0
+    world.ask(do="scale", service="v1", replicas=0)
+    world.second(8)
+    assert (world.service.wanted, world.ready()) == (0, [])
+    world.asked = 1
+    world.second(3)
+    assert world.ready()
 
 
 def test_what_several_gateways_pass_on_adds_up() -> None:

@@ -10,6 +10,9 @@ from skep.wire.standing import Hang, Standing
 NAMED_MAX = 8
 """Ranks that are named: what keeps more is no rank."""
 
+COLLECTIVES_MAX = 3
+"""Collectives that are named where ranks wait in different ones."""
+
 
 class Blame(NamedTuple):
     """What keeps a gang."""
@@ -48,7 +51,7 @@ def _blame(stands: Mapping[int, Standing | None], known: Mapping[int, Standing])
         text = f"{_ranks(mute)} not said where it stands: its process runs no Python"
         return Blame(Hang.MUTE, tuple(mute[:NAMED_MAX]), text)
     if len(known) > 1 and len(waiting) == len(known):
-        text = f"all {len(known)} ranks wait in collective {most} ({name}){_lines(known)}"
+        text = f"all {len(known)} ranks wait in collective {most}{_called(known)}{_lines(known)}"
         return Blame(Hang.TOGETHER, (), text)
     if len(known) == 1:
         (rank,) = known
@@ -62,6 +65,17 @@ def _ranks(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:NAMED_MAX]))
     more = "" if len(ranks) <= NAMED_MAX else f" and {len(ranks) - NAMED_MAX} more"
     return f"rank {named} has" if len(ranks) == 1 else f"ranks {named}{more} have"
+
+
+def _called(known: Mapping[int, Standing]) -> str:
+    """Return which collective ranks wait in, or in which ones where they differ."""
+    first: dict[str, int] = {}
+    for rank, one in known.items():
+        first.setdefault(one.collective, rank)
+    if len(first) == 1:
+        return f" ({next(iter(first))})"
+    named = [f"rank {rank} in {name}" for name, rank in list(first.items())[:COLLECTIVES_MAX]]
+    return f", and not in the same one: {', '.join(named)}"
 
 
 def _record(ranks: tuple[int, ...], known: Mapping[int, Standing]) -> str:

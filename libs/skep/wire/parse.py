@@ -94,6 +94,8 @@ MEMORY_UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+TYPES_CHARS_MAX = 1024
+TYPES_WANTED = f"types such as `a100|h100`, of at most {TYPES_CHARS_MAX} printable characters"
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -554,6 +556,11 @@ def is_variable(name: str) -> bool:
     return len(name) <= NAME_CHARS_MAX and VARIABLE.fullmatch(name) is not None
 
 
+def _is_types(text: str) -> bool:
+    """Return whether a text may name types of GPUs; a wrong one is shown, in one line."""
+    return len(text) <= TYPES_CHARS_MAX and text.isprintable()
+
+
 def _resources(resources: Resources) -> Iterator[Problem]:
     if not 1 <= resources.gpus <= GPUS_PER_WORKER_MAX:
         yield _bad("$.resources.gpus", GPUS_WANTED)
@@ -562,6 +569,8 @@ def _resources(resources: Resources) -> Iterator[Problem]:
     elif resources.gpus * resources.workers > GANG_GPUS_MAX:
         text = f"it needs {resources.gpus * resources.workers} GPUs; at most {GANG_GPUS_MAX}"
         yield Problem(path="$.resources", reason=Reason.BAD_VALUE, text=f"{text} make one gang")
+    if not _is_types(resources.gpu_type or ""):
+        yield _bad("$.resources.gpu_type", TYPES_WANTED)
     if not 0 <= resources.cpus <= CPUS_PER_WORKER_MAX:
         yield _bad("$.resources.cpus", f"0 to {CPUS_PER_WORKER_MAX} (CPUs of one worker)")
     if (amount := memory_bytes(resources.memory)) is None or not 0 <= amount <= COUNT_MAX:

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ class Forked(Protocol):
     """What a rank has to know of the process that it is forked from (`server.WarmProcess`)."""
 
     folder: str
+    searched: tuple[str, ...]
     changed: dict[str, str | None]
     made: list[Import]
     late: int
@@ -127,16 +129,37 @@ def _fits(warm: Forked, script: str) -> None:
         why = why_late_imports_differ(script, warm.may_set)
         if why:
             raise Cold(why, other=True)
-    beside = os.listdir(os.path.dirname(os.path.realpath(script)))
+    beside = os.path.dirname(os.path.realpath(script))
+    name = _taken(beside)
+    if name:
+        message = f"{name} beside the script has the name of a module that was imported before"
+        raise Cold(message)
+    for folder in warm.searched:
+        name = _taken(folder)
+        if name:
+            message = f"{name} in {folder} has the name of a module that was imported before"
+            raise Cold(message)
+
+
+def _taken(folder: str) -> str:
+    """Return what in a folder is a module of the name of one that is here; empty: nothing.
+
+    Raises:
+        OSError: The folder cannot be read; one that is not there has nothing.
+    """
     tops = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
-    for name in sorted(beside):
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    for name in names:
         top = name.partition(".")[0]
         is_module = name.endswith((".py", ".so", ".pyc")) or os.path.isfile(
-            os.path.join(os.path.dirname(os.path.realpath(script)), name, "__init__.py")
+            os.path.join(folder, name, "__init__.py")
         )
         if is_module and top in tops and top not in sys.builtin_module_names:
-            message = f"{name} beside the script has the name of a module that was imported before"
-            raise Cold(message)
+            return name
+    return ""
 
 
 def _set_environment(env: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
@@ -158,6 +181,12 @@ def _set_right() -> None:
 
     `random` does so itself in every fork.
     """
+    for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
+        del sys.path_importer_cache[path]  # A folder that was not there may be by now.
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        whole = isinstance(vars(logging)["_startTime"], int)  # Since Python 3.13.
+        vars(logging)["_startTime"] = time.time_ns() if whole else time.time()
     if "multiprocessing.process" in sys.modules:
         from multiprocessing import process
 

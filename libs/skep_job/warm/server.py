@@ -75,6 +75,8 @@ class WarmProcess:
         self._names = frozenset(first["per_run"])
         self._prefixes = tuple(first["prefixes"])
         self._installed = _installed()
+        self.searched = tuple(each for each in _paths() if not self._is_installed(each + "/"))
+        """Folders of PYTHONPATH: a module of theirs comes before one that is installed."""
         _fit()
         _own_modules()
         self.changed: dict[str, str | None] = {
@@ -225,6 +227,7 @@ def serve(number: int) -> list[str]:
             _leave(channel, trouble)
         forked = _fork(channel)
         if not forked:
+            channel.detach()  # The rank closes it with all that it has not been handed.
             return rank.become(warm, json.loads(packet), handed)
         _tell(channel, forked)
         for each in handed:
@@ -302,6 +305,17 @@ def _site() -> list[str]:
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
     return [each for each in folders if os.path.isdir(each)]
+
+
+def _paths() -> list[str]:
+    """Return the folders of PYTHONPATH, without that of this package."""
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    given = os.environ.get("PYTHONPATH", "") if not sys.flags.ignore_environment else ""
+    return [
+        each
+        for each in given.split(":")
+        if each and os.path.realpath(each) != os.path.realpath(ours)
+    ]
 
 
 def _installed() -> tuple[str, ...]:

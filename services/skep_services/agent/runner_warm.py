@@ -203,6 +203,8 @@ class WarmProcesses:
                 self._drop(warm)
             elif not warm.ready and at >= warm.used_at + IMPORT_SECONDS_MAX:
                 self._give_up(warm, f"its imports took over {IMPORT_SECONDS_MAX:.0f} s")
+            elif not warm.ready and (why := _too_large(warm)):
+                self._give_up(warm, why)
 
     def ended(self, pid: int) -> None:
         """Take note of the end of a child."""
@@ -273,9 +275,9 @@ class WarmProcesses:
                 self._give_up(warm, _text(message.get("useless", "it makes no sense")), message)
 
     def _became_ready(self, warm: WarmProcess, message: Mapping[str, Any]) -> None:
-        size, most = proc.resident_bytes(warm.pid), warm.plan["warm"]["bytes"]
-        if size > most:
-            self._give_up(warm, f"it takes {size} bytes of memory, and may have {most}")
+        why, size = _too_large(warm), proc.resident_bytes(warm.pid)
+        if why:
+            self._give_up(warm, why)
             return
         warm.ready, warm.used_at = True, time.monotonic()
         left = f"; {_text(message['left'])}" if message.get("left") else ""
@@ -450,6 +452,12 @@ def cpus_of(env: Mapping[str, str]) -> set[int]:
     """Return the processors that a run is kept on; none: on any."""
     named = {int(cpu) for cpu in env.get("SKEP_CPUS", "").split(",") if cpu.isdecimal()}
     return named & os.sched_getaffinity(0)
+
+
+def _too_large(warm: WarmProcess) -> str:
+    """Return that a warm process takes more memory than it may, or an empty text."""
+    size, most = proc.resident_bytes(warm.pid), warm.plan["warm"]["bytes"]
+    return f"it takes {size} bytes of memory, and may have {most}" if size > most else ""
 
 
 def _due(warm: WarmProcess, now: float) -> float:

@@ -52,6 +52,8 @@ CALLS = "/v1/services/{service}/http/{path}"
 """The route of requests to services: what bounds them is not what bounds requests to Skep."""
 """What is not under it is the page, and what monitors read."""
 QUERY_NUMBER_MAX = 2**53
+GONE = 499
+"""The client went away; the number is what nginx calls it."""
 
 CODES: Mapping[str, Reason] = {reason.value: reason for reason in Reason}
 
@@ -198,6 +200,7 @@ def middleware(
                 CALLER.set(caller)
                 if not _is_call(request):
                     count(caller)
+                    _not_packed(request)
                 _admit(request, caller)
             response = await handler(request)
             status = response.status
@@ -214,8 +217,13 @@ def middleware(
             response = json_response(_http_error(request, error), status)
             if isinstance(error, web.HTTPMethodNotAllowed):
                 response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
-        except (ConnectionError, asyncio.CancelledError):
-            status = 499  # The client went away; the number is what nginx calls it.
+        except ConnectionError:
+            status = GONE
+            if not is_gone(request):
+                raise
+            response = web.Response(status=GONE)  # No one reads it, and no failure is logged.
+        except asyncio.CancelledError:
+            status = GONE
             raise
         except Exception:
             log.exception("request failed", method=request.method, path=request.path)
@@ -228,6 +236,21 @@ def middleware(
         return response
 
     return through
+
+
+def is_gone(request: web.Request) -> bool:
+    """Return whether the client of a request has closed its connection."""
+    return request.transport is None or request.transport.is_closing()
+
+
+def _not_packed(request: web.Request) -> None:
+    """Refuse a compressed body, which nothing here unpacks.
+
+    Raises:
+        web.HTTPUnsupportedMediaType: It is one (415).
+    """
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise web.HTTPUnsupportedMediaType(reason="send the body without Content-Encoding")
 
 
 def _is_call(request: web.Request) -> bool:

@@ -32,7 +32,7 @@ from skep.units import MIB
 from skep.wire import codec, subjects
 from skep.wire.reasons import Reason
 from skep.wire.served import Health, ReplicaServed, Served, ServiceServed
-from skep_services.gateway.api import CALLS, ApiError, caller_of, check
+from skep_services.gateway.api import CALLS, ApiError, caller_of, check, is_gone
 from skep_services.gateway.searches import SearchesView
 from skep_services.ports import Bus, Clock
 
@@ -62,7 +62,7 @@ WAITING_MAX = 100
 WAITS_AGAIN_S = 5.0
 """Until a request that waited too long is to be repeated."""
 GONE_S = 1.0
-"""Until it is looked whether the client of a request that waits has gone."""
+"""Until it is looked whether the client of a request has gone."""
 BODY_BYTES_MAX = 64 * MIB
 WINDOW_S = 30.0
 LATENCIES_MAX = 4096
@@ -82,8 +82,11 @@ HOP_BY_HOP = frozenset(
     )
 )
 """Headers of one connection, which are not passed on (RFC 9110, section 7.6.1)."""
-KEPT_BACK = HOP_BY_HOP | {"authorization", "cookie"}
-"""Of a request: a replica is another's program, and must not learn its callers' tokens."""
+KEPT_BACK = HOP_BY_HOP | {"authorization", "cookie", "expect"}
+"""Of a request: a replica is another's program, and must not learn its callers' tokens. `Expect` is
+answered here: a replica that does not speak of it would have the body waited for without end."""
+STATUS_MIN, STATUS_MAX = 200, 999
+"""Of an answer. One below is about the connection to the replica, and that is no one else's."""
 NOT_ANSWERED = HOP_BY_HOP | {
     "alt-svc",
     "clear-site-data",
@@ -148,10 +151,19 @@ class Load(msgspec.Struct):
     """Requests since the latest message."""
     open: int = 0
     waiting: int = 0
-    asked: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=LATENCIES_MAX))
+    asked: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
+    """How many requests came in which second; none for those without."""
     latencies: deque[tuple[float, float]] = msgspec.field(
         default_factory=lambda: deque(maxlen=LATENCIES_MAX)
     )
+
+    def ask(self, now: float) -> None:
+        """Count a request."""
+        self.new += 1
+        same = self.asked and self.asked[-1][0] == int(now)
+        count = self.asked.pop()[1] if same else 0
+        self.asked.append((int(now), count + 1))
+        self._forget(now)
 
     def p95_ms(self, now: float) -> int:
         """Return the 95th percentile of the latencies in the window; 0: there are none."""
@@ -162,9 +174,12 @@ class Load(msgspec.Struct):
 
     def rate(self, now: float) -> float:
         """Return the requests of the window per second."""
-        while self.asked and self.asked[0] < now - WINDOW_S:
+        self._forget(now)
+        return sum(count for _, count in self.asked) / WINDOW_S
+
+    def _forget(self, now: float) -> None:
+        while self.asked and self.asked[0][0] < now - WINDOW_S:
             self.asked.popleft()
-        return len(self.asked) / WINDOW_S
 
 
 class Front:
@@ -192,7 +207,7 @@ class Front:
 
     def routes(self) -> list[web.RouteDef]:
         """Return where the handler belongs."""
-        route = CALLS.replace("{path}", "{path:.*}")
+        route = CALLS.replace("{path}", "{path:(?s:.*)}")
         return [web.route(method, route, self.call) for method in METHODS]
 
     async def run(self) -> None:
@@ -204,8 +219,12 @@ class Front:
         )
         self._view.service_news = self._tell
         said_at = 0.0
+        # A jar would hand the cookies of one replica to others on its host, whatever tenant's.
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False
+            connector=connector,
+            timeout=timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         ) as self._session:
             # aiohttp would repeat what a replica may have read: where to is decided here.
             self._session._retry_connection = False
@@ -350,6 +369,7 @@ class Front:
             ApiError: There is no such service, or the caller may not see it (404) or may not use it
                 (403); the body is too large (413); no replica is ready (503), or the one that took
                 the request failed (502); WebSockets (501).
+            ConnectionError: The client has gone.
         """
         service = self._view.find_service(request.match_info["service"], caller_of(request).may)
         check(Action.SUBMIT, caller_of(request), service.spec.vc, caller_of(request).person)
@@ -360,14 +380,14 @@ class Front:
             text = f"a request to a service has at most {BODY_BYTES_MAX // MIB} MiB"
             raise ApiError(413, Reason.TOO_LARGE, text)
         load = self.loads.setdefault(service.service, Load())
-        load.new += 1
-        load.asked.append(time.monotonic())
+        load.ask(time.monotonic())
         if load.open >= OPEN_MAX:
             text = f"{service.spec.name} has {OPEN_MAX} requests open at this gateway"
             raise ApiError(503, "too-many-open", text, retry_after_s=1.0)
         load.open += 1
         try:
-            return await self._passed_on(request, service, load)
+            with _while_there(request):
+                return await self._passed_on(request, service, load)
         finally:
             load.open -= 1
 
@@ -416,7 +436,7 @@ class Front:
         try:
             while service.ending is None and self._pick(service, []) is None:
                 left = deadline - time.monotonic()
-                if service.service not in self._view.services or _gone(request):
+                if service.service not in self._view.services or is_gone(request):
                     return
                 if left <= 0:
                     text = (
@@ -493,7 +513,7 @@ class Front:
         if point.bound_s:
             point.answers.take(now, late=now - began > point.bound_s)
         async with given:
-            return await _answer(request, given)
+            return await _answer(request, given, point.replica)
 
 
 class Body:
@@ -520,14 +540,19 @@ class Body:
             yield piece
 
 
-async def _answer(request: web.Request, given: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Pass on an answer whose head is here."""
-    response = web.StreamResponse(status=given.status, reason=given.reason)
-    for name, value in given.headers.items():
-        if name.lower() not in NOT_ANSWERED:
-            response.headers.add(name, value)
-    response.headers.update(SANDBOX)
-    await response.prepare(request)
+async def _answer(
+    request: web.Request, given: aiohttp.ClientResponse, replica: int
+) -> web.StreamResponse:
+    """Pass on an answer whose head is here.
+
+    Raises:
+        ApiError: The head is none that may be passed on (502).
+    """
+    try:
+        response = await _head(request, given)
+    except ValueError as error:
+        text = f"replica {replica} answered what is no HTTP: {error}"
+        raise ApiError(502, "replica-failed", text) from None
     try:
         async for piece in given.content.iter_any():
             await response.write(piece)
@@ -540,9 +565,55 @@ async def _answer(request: web.Request, given: aiohttp.ClientResponse) -> web.St
     return response
 
 
-def _gone(request: web.Request) -> bool:
-    """Return whether the client of a request has closed its connection."""
-    return request.transport is None or request.transport.is_closing()
+async def _head(request: web.Request, given: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Pass on the head of an answer.
+
+    Raises:
+        ValueError: It has another status than answers have, or control characters in a header.
+    """
+    if not STATUS_MIN <= given.status <= STATUS_MAX:
+        text = f"status {given.status}"
+        raise ValueError(text)
+    response = web.StreamResponse(status=given.status, reason=given.reason)
+    for name, value in given.headers.items():
+        if name.lower() not in NOT_ANSWERED:
+            response.headers.add(name, value)
+    response.headers.update(SANDBOX)
+    await response.prepare(request)
+    return response
+
+
+@contextlib.contextmanager
+def _while_there(request: web.Request) -> Iterator[None]:
+    """Give up what is within once the client of a request has gone.
+
+    A replica then sees its connection end, and computes no answer that no one reads.
+
+    Raises:
+        ConnectionResetError: It has gone.
+        asyncio.CancelledError: The task was cancelled for something else.
+    """
+    task, loop, gone = asyncio.current_task(), asyncio.get_running_loop(), False
+    assert task is not None
+
+    def look() -> None:
+        nonlocal again, gone
+        gone = is_gone(request)
+        if gone:
+            task.cancel()
+        else:
+            again = loop.call_later(GONE_S, look)
+
+    again = loop.call_later(GONE_S, look)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or task.uncancel():
+            raise
+        text = "the client has gone"
+        raise ConnectionResetError(text) from None
+    finally:
+        again.cancel()
 
 
 def _passes(name: str) -> bool:

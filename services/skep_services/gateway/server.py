@@ -152,6 +152,7 @@ class Gateway:
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
             keepalive_timeout=QUIET_S,
+            auto_decompress=False,  # A replica gets the body as it was sent.
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=BACKLOG, ssl_context=tls)

@@ -131,7 +131,11 @@ class Load:
 
     def _first(self, service: Service, now: Instant) -> ServiceScaled | None:
         """Return that a service without replicas is to have one, if something was asked of it."""
-        if not any(said.waiting or said.requests for said in self.present(now)):
+        # What was asked before all were ended, as by hand, begins none again.
+        since = max(now - HEARD, service.scaled_at)
+        if not any(
+            at > since and (said.waiting or said.requests) for at, said in self.heard.values()
+        ):
             return None
         return ServiceScaled(
             service=service.service,

@@ -150,19 +150,20 @@ def _old_to_go(
     service: Service, old: Sequence[Replica], current: Sequence[Replica]
 ) -> Replica | None:
     """Return a replica of an earlier revision that is not needed any more, or None."""
-    if not old:
-        return None
     for replica in old:
-        if replica.stand is not ReplicaStand.RUNNING:
+        if not replica.was_ready:
             return replica  # It answers nothing yet, and may have the place of one that will.
-    if not any(replica.ready for replica in old):
-        return old[0]
+    # One that is unready for a moment works; one that is so for long is given up anyway.
     unready = [replica for replica in old if not replica.ready]
     if unready and any(replica.ready for replica in current):
         return unready[0]
-    least = service.wanted if service.spec.surge else service.wanted - 1
-    whole = service.spec.surge or len(old) + len(current) >= service.wanted
-    return old[0] if whole and service.ready - 1 >= least else None
+    if service.spec.surge:
+        return old[0] if old and service.ready > service.wanted else None
+    if not old or len(old) + len(current) < service.wanted:
+        return None
+    if service.ready >= service.wanted:
+        return (unready or old)[0]
+    return unready[0] if unready and all(one.ready for one in current) else None
 
 
 def _least(replicas: Sequence[Replica]) -> Replica:

@@ -108,12 +108,15 @@ def apply(service: Service, fact: ServiceFacts) -> None:
         case ServiceUpdated():
             service.spec, service.wanted = fact.spec, fact.wanted
             service.request = max(service.request, fact.number)
-            service.revision, service.specs[fact.revision] = fact.revision, fact.spec
+            before, service.revision = service.revision, fact.revision
+            service.specs[fact.revision] = fact.spec
             if fact.replace:
                 service.failures, service.why, service.detail = 0, None, ""
             else:
+                # An update that is under way goes on: replicas before it stay to be replaced.
                 for replica in service.replicas.values():
-                    replica.revision = fact.revision
+                    same = replica.revision == before
+                    replica.revision = fact.revision if same else replica.revision
             _forget_specs(service)
         case ServiceScaled():
             service.wanted = fact.wanted
