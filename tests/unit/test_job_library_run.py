@@ -98,14 +98,15 @@ def test_the_own_loop_of_a_script_goes_on_with_one_line() -> None:
             accelerate_loop._follow(each, run, Accelerator(model))
         for _ in range(EPOCHS):
             model.train()
-            for (x,) in training:
+            for number, (x,) in accelerate_loop.Numbers(training):
                 loss = (model(x) - x).square().mean()
-                opt.zero_grad()
                 torch.autograd.backward(loss)
-                opt.step()
-                see(loss.item())
+                if number % 2 == 0:  # A window of accumulation, by the script's own count.
+                    opt.step()
+                    opt.zero_grad()
+                see((number, loss.item()))
             model.eval()
-            assert len(list(validation)) == 5
+            assert [n for n, _ in accelerate_loop.Numbers(validation, 1)] == [1, 2, 3, 4, 5]
 
     assert len(check(script, some="done twice")) == EPOCHS * 5
 

@@ -28,6 +28,7 @@ from skep_job.data.pass_counters import counter_around
 from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
+from skep_job.state.own_numbers import begun_anew, numbers_around
 from skep_job.state.random_state import State
 from skep_job.state.untracked import untracked
 
@@ -335,6 +336,7 @@ class Run:
             "state": self.state,
             "beside": self._beside.take() if self._beside is not None else {},
             "extras": {name: extra.take() for name, extra in self._extras.items()},
+            "numbers": numbers_around(LOOPS),
         }
 
     # --- inside -----------------------------------------------------------------------------------
@@ -493,6 +495,12 @@ class Run:
                 f"the script changes {', '.join(lost[:NAMED_MAX])} before its loop; that had been "
                 "done already, and is now done twice: do it within the loop"
             )
+        numbers = begun_anew(aim.get("numbers"), numbers_around(LOOPS))
+        if numbers:
+            self._under.notice(
+                "the script's own numbers begin anew where the job goes on: "
+                f"{', '.join(numbers[:NAMED_MAX])}; what has to go on belongs into run.state"
+            )
         for name, extra in self._extras.items():
             if name in aim.get("extras", {}):
                 extra.put(aim["extras"][name])
@@ -506,6 +514,10 @@ class Run:
         self._steps += 1
         self._under.count()
         self._under.boundary()
+
+
+LOOPS = frozenset({Run._epochs.__code__, Run._pass_over.__code__})
+"""What a script's loops run in."""
 
 
 class Batches:
