@@ -16,7 +16,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import skep_job
+from skep_job.cooperate.begin import made
 from skep_job.cooperate.run import Extra, Run
+
+_followed: Run | None = None
 
 
 def follow(accelerator: Any, checkpoint_every: float | str | None = None, keep: int = 2) -> Run:
@@ -39,8 +42,13 @@ def follow(accelerator: Any, checkpoint_every: float | str | None = None, keep: 
         The run. The script needs nothing of it, but for what accelerate does not know: an average
         of the weights is kept by `follow(accelerator).track(ema=average)`.
     """
-    run: Run = skep_job.init(checkpoint_every=checkpoint_every, keep=keep)
-    track(run, accelerator)
+    global _followed  # noqa: PLW0603  a process has one run
+    run = made()
+    if run is not None and run is _followed:
+        run.close()
+    else:
+        run = _followed = skep_job.init(checkpoint_every=checkpoint_every, keep=keep)
+        track(run, accelerator)
     for loader in accelerator._dataloaders:
         _follow(loader, run, accelerator)
     sys._getframe(1).f_globals.setdefault("enumerate", Numbers)

@@ -30,8 +30,10 @@ from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
 from skep_job.state.own_numbers import begun_anew, numbers_around
 from skep_job.state.random_state import State
+from skep_job.state.transfer import Broken
 from skep_job.state.untracked import untracked
 
+OVER = "only the first training of a process is stored, and it is over"
 NAME_MAX = 64
 """Characters of a tracked thing's name; they begin the names of its tensors."""
 
@@ -322,6 +324,17 @@ class Run:
         """
         self._extras[name] = extra
 
+    def close(self) -> None:
+        """Store nothing from here on: the training that was tracked is over.
+
+        Mini-batches of another one are counted as before.
+        """
+        self._beside = None
+        self._extras.clear()
+        self._tracked.clear()
+        self._tracked["over"] = _Over()
+        self._under.notice("only the first training of a process is stored and moved")
+
     def place(self) -> dict[str, Any]:
         """Return where the training is, for `_aim` of a later process; the chance is added."""
         return {
@@ -563,6 +576,20 @@ class Numbered:
     def first(self) -> int:
         """How many batches of this pass are done (see `Batches.first`)."""
         return self._batches.first
+
+
+class _Over:
+    """Stands for a training that is over."""
+
+    def state_dict(self) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            Broken: Always.
+        """
+        raise Broken(OVER)
+
+    def load_state_dict(self, _state: object) -> None: ...
 
 
 def _check_part(name: str, part: Any) -> None:
