@@ -101,13 +101,16 @@ TRL_LINE: Edits = (
 )
 
 
-def _prepared(parts: str) -> Edits:
+def _prepared(parts: str, indent: str = "    ") -> Edits:
     """Return the line behind `accelerator.prepare`."""
-    end = f"        {parts}\n    )\n"
-    return ((end, f"{end}    {FOLLOW}\n"),)
+    end = f"{indent}    {parts}\n{indent})\n"
+    return ((end, f"{end}{indent}{FOLLOW}\n"),)
 
 
-ALL = _prepared("model, optimizer, train_dataloader, eval_dataloader, lr_scheduler")
+PARTS = "model, optimizer, train_dataloader, eval_dataloader, lr_scheduler"
+ALL = _prepared(PARTS)
+WINDOWS = ("MAX_GPU_BATCH_SIZE = 16", "MAX_GPU_BATCH_SIZE = 8")
+"""The script then accumulates over two batches, which it numbers itself."""
 VAE: Edits = (
     ("import argparse\n", "import argparse\nimport skep_job\nrun = skep_job.init()\n"),
     (
@@ -287,8 +290,9 @@ THIRD = (
         line=True,
     ),
     _accelerate("complete_nlp_example", 120, ()),
-    _accelerate("complete_nlp_example", 120),
+    _accelerate("complete_nlp_example", 240, (*ALL, WINDOWS)),
     _accelerate("by_feature/local_sgd", 120),
+    _accelerate("by_feature/cross_validation", 243, _prepared(PARTS, "        ")),
     _third(
         "run_clm_no_trainer.py, one line",
         "accelerate",
@@ -296,7 +300,7 @@ THIRD = (
         CLM,
         160,
         env=GLUE,
-        edits=ALL,
+        edits=(*ALL, ("DistributedType.TPU", "DistributedType.XLA")),
         line=True,
     ),
     _third(
