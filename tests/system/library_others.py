@@ -168,7 +168,7 @@ def _torch(name: str, arguments: str, counted: int, edits: Edits = (), **env: st
 
 def _accelerate(name: str, counted: int, edits: Edits = ALL) -> Example:
     """Return an example of accelerate's; with `edits` it has the line."""
-    title = f"examples/{name}{', one line' if edits else ''}"
+    title = f"{name}.py{', one line' if edits else ''}"
     script = f"accelerate/examples/{name}.py"
     more = {"env": GLUE, "edits": edits, "line": bool(edits)}
     return _third(title, "accelerate", script, "--cpu", counted, **more)
@@ -178,7 +178,7 @@ def _embeddings(name: str, counted: int) -> Example:
     """Return a script of sentence-transformers, with the line."""
     script = f"sentence-transformers/examples/sentence_transformer/training/{name}.py"
     more = {"env": GLUE | SEEDED, "edits": EMBEDDINGS, "line": True}
-    return _third(name, "sentence-transformers", script, "", counted, **more)
+    return _third(f"{name}.py, one line", "sentence-transformers", script, "", counted, **more)
 
 
 def _trl_script(name: str, data: str) -> Example:
@@ -254,7 +254,7 @@ THIRD = (
         129,
     ),
     _third(
-        "accelerate-multigpu/run-with-skorch.py",
+        "run-with-skorch.py",
         "skorch",
         "skorch/examples/accelerate-multigpu/run-with-skorch.py",
         "",
@@ -271,7 +271,7 @@ THIRD = (
         env=BESIDE,
     ),
     _third(
-        "pytorch/basics/autoencoder.py",
+        "basics/autoencoder.py, one line",
         "lightning",
         "pytorch-lightning/examples/pytorch/basics/autoencoder.py",
         f"{AUTOENCODER} --trainer.callbacks+=skep_job.lightning_callback.SkepCallback",
@@ -280,7 +280,7 @@ THIRD = (
         line=True,
     ),
     _third(
-        "demo_custom_layer_backend_agnostic.py",
+        "demo_custom_layer_backend_agnostic.py, one line",
         "keras",
         "keras/examples/demo_custom_layer_backend_agnostic.py",
         "",
@@ -304,7 +304,7 @@ THIRD = (
         line=True,
     ),
     _third(
-        "unconditional_image_generation",
+        "train_unconditional.py, one line",
         "diffusers",
         "diffusers/examples/unconditional_image_generation/train_unconditional.py",
         IMAGES,
