@@ -155,7 +155,9 @@ def _third(
 ) -> Example:
     """Return a script of others, without a line of Skep's unless `more` says so."""
     words = tuple(arguments.split())
-    return Example(name, library, Path(script), words, counted, third=True, **{"line": False, **more})
+    return Example(
+        name, library, Path(script), words, counted, third=True, **{"line": False, **more}
+    )
 
 
 def _torch(name: str, arguments: str, counted: int, edits: Edits = (), **env: str) -> Example:

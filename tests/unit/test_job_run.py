@@ -52,7 +52,7 @@ def test_numbers_in_local_variables_begin_anew_and_the_log_says_so() -> None:
         for number, (first, second) in enumerate([(1, 2)]):
             done += number * first * second
         for _ in run.epochs(2):
-            for number, _ in bar(run.enumerate([[1]] * 5)):
+            for _ in bar(run.enumerate([[1]] * 5)):
                 done += 1
             for first, second in [(3, 4)]:
                 done += first - second

@@ -56,7 +56,7 @@ def seed(number: int) -> None:
     import numpy as np
 
     random.seed(number)
-    np.random.seed(number)  # noqa: NPY002  scripts of others draw from it
+    np.random.seed(number)
     torch.manual_seed(number)
 
 

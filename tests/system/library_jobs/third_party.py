@@ -83,9 +83,9 @@ def bert(folder: Path) -> None:
     more = {"intermediate_size": 64, "max_position_embeddings": 64}
     small = BertModel(BertConfig(vocab_size=len(known), **shape, **more))
     for name in ("bert-base-cased", "bert-base-uncased"):
-        PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **named).save_pretrained(
-            folder / name
-        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=made, model_max_length=64, **named
+        ).save_pretrained(folder / name)
         small.save_pretrained(folder / name)
 
 
@@ -139,13 +139,7 @@ def sentences(folder: Path) -> None:
             label=lambda: random.randrange(2),
             idx=lambda: next(number),
         )
-        lines(
-            sts / f"{name}.jsonl",
-            count * 2,
-            sentence1=text,
-            sentence2=text,
-            score=random.random,
-        )
+        lines(sts / f"{name}.jsonl", count * 2, sentence1=text, sentence2=text, score=random.random)
     for name, count in (("train", 10_000), ("dev", 1000), ("test", 100)):
         lines(
             nli / f"{name}.jsonl",
