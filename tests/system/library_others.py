@@ -226,8 +226,8 @@ THIRD = (
         126,
         DCGAN,
     ),
-    _torch("siamese_network", "--epochs 2 --batch-size 16", 160, SIAMESE, **SEEDED),
-    _torch("mnist_forward_forward", "--epochs 60 --train_size 1280 --test_size 256", 120),
+    _torch("siamese_network", "--epochs 1 --batch-size 16", 80, SIAMESE, **SEEDED),
+    _torch("mnist_forward_forward", "--epochs 60 --train_size 128 --test_size 128", 120),
     _third(
         "pytorch/examples time_sequence_prediction, five lines",
         "torch",
@@ -268,8 +268,8 @@ THIRD = (
         "fabric/kfold_cv",
         "lightning",
         "pytorch-lightning/examples/fabric/kfold_cv/train_fabric.py",
-        "--epochs 2",
-        160,
+        "--epochs 2 --batch-size 16",
+        200,
         env=BESIDE,
     ),
     _third(

@@ -230,7 +230,7 @@ def main() -> None:
     beside = folder / "beside"
     beside.mkdir()
     digits(beside / "data", 1280, 256)
-    digits(beside / "Datasets", 1280, 256)
+    digits(beside / "Datasets", 400, 100)
     processed(beside / "Datasets" / "MNIST" / "complete")
     waves(beside / "traindata.pt")
     sentences(beside)
