@@ -289,10 +289,11 @@ def moves(job: Job, expected: str, cells: dict[str, str]) -> None:
     job.trains()
     before = job.row["place"]
     attempt(cells, "migrate", lambda: job.ask("migrate"))
-    if cells["migrate"] == "yes" and job.row["place"] == before:
+    if cells["migrate"] != "yes":
+        return
+    if job.row["place"] == before:
         cells["migrate"] = "no: it is where it was"
-    came_to = job.finish()
-    if cells["migrate"] == "yes" and came_to != expected:
+    elif job.finish() != expected:
         cells["migrate"] = "no: other bits"
 
 
