@@ -43,12 +43,15 @@ def wait(*words: Any) -> None:
 
 
 def weights() -> Iterator[Any]:
-    """Yield what the optimizers train."""
+    """Yield what the optimizers train: largest first, as a process that goes on meets others first."""
+    trained = []
     for each in optimizers.values():
         if hasattr(each, "param_groups"):
-            yield from (weight for group in each.param_groups for weight in group["params"])
+            trained.append([weight for group in each.param_groups for weight in group["params"]])
         else:
-            yield from (variable.value for variable in each._trainable_variables)
+            trained.append([variable.value for variable in each._trainable_variables])
+    for weights in sorted(trained, key=lambda each: -sum(weight.numel() for weight in each)):
+        yield from weights
 
 
 def seed(number: int) -> None:
