@@ -11,11 +11,15 @@ Or the five lines, with `run.epochs` and `run.batches` around the loops, and `tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import skep_job
+from skep_job.cooperate.begin import made
 from skep_job.cooperate.run import Extra, Run
+
+_followed: Run | None = None
 
 
 def follow(accelerator: Any, checkpoint_every: float | str | None = None, keep: int = 2) -> Run:
@@ -26,19 +30,40 @@ def follow(accelerator: Any, checkpoint_every: float | str | None = None, keep: 
     training was in yields what is left of it. What the script does between passes (an evaluation)
     is done again.
 
+    `enumerate` in the script's module is one whose numbers go on there, for scripts that count
+    their windows of accumulation by them.
+
     Args:
         accelerator: An `Accelerator`, after its `prepare`.
         checkpoint_every: As for `skep_job.init`.
         keep: As for `skep_job.init`.
 
     Returns:
-        The run, of which the script needs nothing.
+        The run. The script needs nothing of it, but for what accelerate does not know: an average
+        of the weights is kept by `follow(accelerator).track(ema=average)`.
     """
-    run: Run = skep_job.init(checkpoint_every=checkpoint_every, keep=keep)
-    track(run, accelerator)
+    global _followed  # noqa: PLW0603  a process has one run
+    run = made()
+    if run is not None and run is _followed:
+        run.close()
+    else:
+        run = _followed = skep_job.init(checkpoint_every=checkpoint_every, keep=keep)
+        track(run, accelerator)
     for loader in accelerator._dataloaders:
         _follow(loader, run, accelerator)
+    sys._getframe(1).f_globals.setdefault("enumerate", Numbers)
     return run
+
+
+class Numbers(enumerate):  # type: ignore[type-arg]
+    """`enumerate`, with numbers that go on in a pass over a loader that goes on."""
+
+    def __new__(cls, iterable: Iterable[Any], start: int = 0) -> Numbers:
+        """Begin at `start`, and at a later number if batches of the pass are done."""
+        # A progress bar of tqdm has the loader within.
+        within = getattr(iterable, "__dict__", {}).get("iterable", iterable)
+        done = getattr(type(within), "skep_done", None)
+        return super().__new__(cls, iterable, start + (done(within) if done is not None else 0))
 
 
 def track(run: Run, accelerator: Any) -> None:
@@ -70,13 +95,18 @@ def track(run: Run, accelerator: Any) -> None:
 def _follow(loader: Any, run: Run, accelerator: Any) -> None:
     kind = type(loader)
 
+    def trains() -> bool:
+        return not accelerator._models or bool(accelerator._models[0].training)
+
     def iterate(self: Any) -> Iterator[Any]:
-        trains = not accelerator._models or accelerator._models[0].training
-        if run.in_batches or not trains:
+        if run.in_batches or not trains():
             made: Iterator[Any] = kind.__iter__(self)
             return made
         return iter(run.batches(self))
 
-    followed = type(kind.__name__, (kind,), {"__iter__": iterate})
+    def done(self: Any) -> int:
+        return 0 if run.in_batches or not trains() else run.batches(self).first
+
+    followed = type(kind.__name__, (kind,), {"__iter__": iterate, "skep_done": done})
     # Prepared loaders have a `__class__` of their own, for `isinstance`, which cannot be set.
     vars(object)["__class__"].__set__(loader, followed)

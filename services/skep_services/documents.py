@@ -143,8 +143,8 @@ def _walk(
     that contains itself.
 
     Raises:
-        DocumentError: A value contains itself, a key is given twice, or there are too many values.
-        _check_text: A DocumentError: a text has half of a character.
+        DocumentError: A value contains itself, a key is given twice, there are too many values, or
+            a text has half of a character.
     """
     import yaml  # noqa: PLC0415 - commands that read no YAML start without it
 

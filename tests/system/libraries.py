@@ -25,15 +25,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.support.embedded import SKEP, Embedded, until
+from tests.system.library_others import JOBS, KERAS, OFFLINE, THIRD, Example, found
 from tests.system.library_sizes import BOUND, difference, losses
 from tests.system.library_table import CELLS, Row, key_of, merged, table
 
 HERE = Path(__file__).parent
-PLAIN, JOBS = HERE / "compat_jobs", HERE / "library_jobs"
-SLOW = str(JOBS / "slow.py")
+PLAIN = HERE / "compat_jobs"
 DEADLINE_S = 300.0
 EARLY = 4
 """Mini-batches after which a change is asked for: within the first epoch of every script."""
@@ -51,34 +51,6 @@ print(json.dumps({name: version(name) for name in sys.argv[1:]}))
 """
 
 
-class Example(NamedTuple):
-    """A script."""
-
-    name: str
-    library: str
-    script: Path
-    arguments: tuple[str, ...]
-    counted: int
-    """Mini-batches: the steps of its optimizer."""
-    before: tuple[str, ...] = ()
-    """What its interpreter runs it by."""
-    workers: int = 1
-    env: dict[str, str] = {}  # noqa: RUF012  nothing is added to it
-    line: bool = True
-    """Whether it has the line of Skep's."""
-    sizes: tuple[int, ...] = ()
-    """The numbers of workers that it is given one after the other, if it can be resized: it prints
-    its losses (`library_jobs/losses.py`)."""
-    third: bool = False
-    """Whether it is a script of others, as they have it: below `--third`, or in a package."""
-    edit: tuple[str, str] | None = None
-    """What the line of Skep's takes the place of."""
-
-    def argv(self) -> list[str]:
-        """Return the words after the interpreter."""
-        return [*self.before, SLOW, str(self.script), *self.arguments]
-
-
 def _plain(name: str, what: str, counted: int, *before: str) -> Example:
     return Example(name, "torch", PLAIN / "plain.py", (what,), counted, before, line=False)
 
@@ -88,76 +60,10 @@ def _of(file: str, library: str, name: str, counted: int, **more: Any) -> Exampl
     return Example(title, library, JOBS / f"{file}.py", (name,), counted, **more)
 
 
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-KERAS = {"KERAS_BACKEND": "torch"}
 DEEPSPEED = {"DS_ACCELERATOR": "cpu"}
 HF: dict[str, Any] = {"file": "hf", "library": "transformers", "env": OFFLINE}
 TRL: dict[str, Any] = {"file": "trl_train", "library": "trl", "env": OFFLINE}
 FIT: dict[str, Any] = {"file": "lightning_fit", "library": "lightning"}
-
-NANO = (
-    "--dataset={data}/chars --device=cpu --compile=False --dtype=float32 --eval_interval=50"
-    " --eval_iters=2 --log_interval=10 --block_size=32 --batch_size=4 --n_layer=2 --n_head=2"
-    " --n_embd=32 --max_iters=120 --lr_decay_iters=120 --warmup_iters=10 --dropout=0.1"
-    " --gradient_accumulation_steps=2"
-)
-SMALL = (
-    "--model_name_or_path {data}/model --output_dir out --max_steps 120 --use_cpu --bf16 False"
-    " --dtype float32 --report_to none --save_strategy no --per_device_train_batch_size 4"
-    " --max_length 32 --disable_tqdm True --logging_steps 7"
-)
-LINE = "peft_config=get_peft_config(model_args),\n    )"
-CALLBACK = (
-    "peft_config=get_peft_config(model_args),"
-    "\n        callbacks=[__import__('skep_job.hf').hf.SkepCallback()],\n    )"
-)
-
-
-def _third(name: str, library: str, script: str, arguments: str, counted: int) -> Example:
-    """Return a script of others that has no line of Skep's."""
-    return Example(
-        name, library, Path(script), tuple(arguments.split()), counted, line=False, third=True
-    )
-
-
-def _trl_script(name: str, data: str) -> Example:
-    """Return a script of TRL's own, with the line."""
-    arguments = f"{SMALL} --dataset_name {{data}}/{data}".split()
-    script = Path(f"trl/scripts/{name}.py")
-    title = f"trl/scripts/{name}.py"
-    return Example(
-        title, "trl", script, tuple(arguments), 120, env=OFFLINE, third=True, edit=(LINE, CALLBACK)
-    )
-
-
-WORDS = "--data {data}/words --emsize 32 --nhid 32 --epochs 1 --use-optimizer --batch_size 5"
-THIRD = (
-    _third(
-        "pytorch/examples word_language_model",
-        "torch",
-        "examples/word_language_model/main.py",
-        WORDS,
-        120,
-    ),
-    _third(
-        "pytorch/examples word_language_model, Transformer",
-        "torch",
-        "examples/word_language_model/main.py",
-        f"{WORDS} --model Transformer --lr 0.001",
-        120,
-    ),
-    _third(
-        "minGPT adder",
-        "torch",
-        "minGPT/projects/adder/adder.py",
-        "--trainer.num_workers=0 --trainer.max_iters=120",
-        120,
-    ),
-    _third("nanoGPT train.py", "torch", "nanoGPT/train.py", NANO, 121),
-    _trl_script("sft", "text"),
-    _trl_script("dpo", "pairs"),
-)
-"""Scripts of others, with the words of their command lines."""
 
 EXAMPLES = (
     _plain("plain", "plain", 200),
@@ -383,10 +289,11 @@ def moves(job: Job, expected: str, cells: dict[str, str]) -> None:
     job.trains()
     before = job.row["place"]
     attempt(cells, "migrate", lambda: job.ask("migrate"))
-    if cells["migrate"] == "yes" and job.row["place"] == before:
+    if cells["migrate"] != "yes":
+        return
+    if job.row["place"] == before:
         cells["migrate"] = "no: it is where it was"
-    came_to = job.finish()
-    if cells["migrate"] == "yes" and came_to != expected:
+    elif job.finish() != expected:
         cells["migrate"] = "no: other bits"
 
 
@@ -441,41 +348,6 @@ def attempt(cells: dict[str, str], name: str, change: Callable[[], object]) -> N
         cells[name] = f"no: {failed}"
     else:
         cells[name] = "yes"
-
-
-def found(example: Example, third: Path | None, base: Path, python: str) -> Example | str:
-    """Return a script of others with the words and the folder that it has here, or what it lacks.
-
-    Args:
-        example: The script.
-        third: The folder of clones.
-        base: Where files are put.
-        python: The interpreter: what is in no clone is in a package of its.
-    """
-    if not example.third:
-        return example
-    paths = subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"])
-    homes = [*([third] if third else []), *(Path(each) for each in json.loads(paths) if each)]
-    home = next((each for each in homes if (each / example.script).exists()), None)
-    if home is None:
-        return f"there is no {example.script} below --third or in a package"
-    data = base / "data"
-    if not data.exists():
-        data.mkdir()
-        made = [python, str(JOBS / "third_party.py"), str(data)]
-        subprocess.run(made, check=True, capture_output=True)
-    script = home / example.script
-    if example.edit is not None:
-        text = script.read_text()
-        if example.edit[0] not in text:
-            return f"{script} is not as it was: Skep's line has no place"
-        script = Path(tempfile.mkdtemp(dir=base)) / "script" / script.name
-        script.parent.mkdir()
-        script.write_text(text.replace(*example.edit))
-    words = tuple(word.replace("{data}", str(data)) for word in example.arguments)
-    path = str(home / example.script.parts[0])
-    env = {**example.env, "OWN_FOLDER": "yes", "PYTHONPATH": path}
-    return example._replace(script=script, arguments=words, env=env)
 
 
 def play(cluster: Embedded, base: Path, example: Example, python: str) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from skep_job import accelerate_loop
 from skep_job.cooperate.run import Run
 from skep_job.state import checkpoint_file, snapshot
+from skep_job.state.untracked import untracked
 from tests import effort
 from tests.run_kit import Recorder, check
 
@@ -355,6 +358,21 @@ def test_a_compiled_module_and_one_that_is_replicated() -> None:
         see(parameters(model, average))
 
     check(script)
+
+
+def test_an_average_of_another_library_that_is_not_tracked_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("diffusers.training_utils")
+
+    class EMAModel:
+        """As much of one as is looked at."""
+
+    module.EMAModel = EMAModel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    model, average = nn.Linear(2, 2), EMAModel()
+    assert "EMAModel" in untracked({"model": model})
+    assert "EMAModel" not in untracked({"model": model, "average": average})
 
 
 def test_gradients_in_a_loop_without_a_loader() -> None:

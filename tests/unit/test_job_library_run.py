@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from skep_job import accelerate_loop
+from skep_job.accelerate_loop import Numbers
+from skep_job.cooperate import begin
 from skep_job.cooperate.begin import begin_library
 from skep_job.cooperate.library_run import FILES_MAX, Files, LibraryRun, _place, _read, _write
 from skep_job.cooperate.run import Extra, Run, UsageError
@@ -98,16 +100,39 @@ def test_the_own_loop_of_a_script_goes_on_with_one_line() -> None:
             accelerate_loop._follow(each, run, Accelerator(model))
         for _ in range(EPOCHS):
             model.train()
-            for (x,) in training:
+            for number, (x,) in Numbers(training):
                 loss = (model(x) - x).square().mean()
-                opt.zero_grad()
                 torch.autograd.backward(loss)
-                opt.step()
-                see(loss.item())
+                if number % 2 == 0:  # A window of accumulation, by the script's own count.
+                    opt.step()
+                    opt.zero_grad()
+                see((number, loss.item()))
             model.eval()
-            assert len(list(validation)) == 5
+            assert [n for n, _ in Numbers(validation, 1)] == [1, 2, 3, 4, 5]
 
     assert len(check(script, some="done twice")) == EPOCHS * 5
+
+
+def test_a_second_training_is_counted_and_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(begin, "_run", None)
+
+    class Accelerator:
+        """One that was freed of the model before."""
+
+        def __init__(self, model: nn.Module, loader: Any) -> None:
+            self._models, self._dataloaders = [model], [loader]
+            self._optimizers: list[Any] = []
+            self._schedulers: list[Any] = []
+            self._custom_objects: list[Any] = []
+            self.scaler, self.step = None, 0
+
+    for number in range(1, 4):
+        model, batches = nn.Linear(4, 4), loader()
+        run = accelerate_loop.follow(Accelerator(model, batches))
+        assert [n for n, _ in Numbers(batches)] == [0, 1, 2, 3, 4]
+        assert run.done == number * 5
+    with pytest.raises(Broken, match="only the first training of a process is stored, and it is"):
+        run.tracked["over"].state_dict()
 
 
 def test_what_is_not_stored_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from skep_job.cooperate.run import Run, UsageError
+from skep_job.cooperate.run import Numbered, Run, UsageError
 from tests.run_kit import Recorder, check
 
 pytestmark = pytest.mark.torch
@@ -42,6 +42,32 @@ def test_epochs_and_passes_over_a_shuffled_loader() -> None:
 
     seen = check(script)
     assert len(seen) == 3 * (4 + 4 + 1)
+
+
+def test_numbers_in_local_variables_begin_anew_and_the_log_says_so() -> None:
+    whole = Recorder()
+
+    def script(run: Run) -> int:
+        done, limit, loss = 0, 4, 0.5
+        for number, (first, second) in enumerate([(1, 2)]):
+            done += number * first * second
+        for _ in run.epochs(2):
+            for _ in bar(run.enumerate([[1]] * 5)):
+                done += 1
+            for first, second in [(3, 4)]:
+                done += first - second
+        return done + int(limit * loss)
+
+    def bar(batches: Numbered) -> Iterator[tuple[int, list[int]]]:
+        yield from batches
+
+    script(Run(whole))
+    later = Recorder(whole.taken[7])  # Behind the second batch of the second epoch.
+    script(Run(later))
+    assert later.notices == [
+        "the script's own numbers begin anew where the job goes on: done was 6 and is 0; "
+        "what has to go on belongs into run.state"
+    ]
 
 
 def test_a_batch_is_looked_at_before_it_is_trained_on() -> None:

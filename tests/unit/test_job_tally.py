@@ -5,6 +5,7 @@ from typing import Any
 
 from skep_job.observe.step_counter import (
     FAILURE_CHARACTERS_MAX,
+    PHASE,
     WINDOW,
     AfterStep,
     Tally,
@@ -119,7 +120,36 @@ def test_a_later_phase_counts_even_while_the_earlier_optimizer_lives() -> None:
     head, everything = Optimizer(), Optimizer()
     step(hook, head, times=20)
     step(hook, everything, times=20)
-    assert tally.count().steps == 39  # Its first step may belong to the mini-batch of the other.
+    assert tally.count().steps == 40
+
+
+def test_a_step_beside_another_optimizer_is_no_phase() -> None:
+    tally = Tally()
+    hook = after_step(tally)
+    head, everything = Optimizer(), Optimizer()
+    step(hook, head, times=20)
+    step(hook, everything, times=PHASE - 1)
+    assert tally.count().steps == 20 + PHASE - 2  # Its first step may belong to the other's.
+
+
+def test_models_that_train_in_turn_are_counted_in_every_epoch() -> None:
+    tally = Tally()
+    hook = after_step(tally)
+    folds = [Optimizer() for _ in range(5)]
+    for epoch in range(1, 4):
+        for number, fold in enumerate(folds, 1):
+            step(hook, fold, times=20)
+            assert tally.count().steps == (epoch - 1) * 100 + number * 20
+
+
+def test_a_discriminator_that_leads_leaves_its_generator_behind() -> None:
+    tally = Tally()
+    hook = after_step(tally)
+    discriminator, generator = Optimizer(), Optimizer()
+    for _ in range(4):
+        step(hook, discriminator, times=PHASE * 2)
+        step(hook, generator)
+    assert tally.count().steps == PHASE * 8
 
 
 def test_two_gans_one_after_the_other() -> None:

@@ -123,6 +123,11 @@ def begin_library(
     return run
 
 
+def made() -> Run | None:
+    """Return the run of this process, if there is one."""
+    return _run
+
+
 def seconds(duration: float | str) -> float:
     """Return a duration in seconds.
 

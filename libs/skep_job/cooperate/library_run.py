@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from skep_job.cooperate.run import Run, Under
+from skep_job.cooperate.run import OVER, Run, Under
 from skep_job.elastic.rank_files import of_all_ranks, with_others
 from skep_job.link.orders import describe
 from skep_job.process.rank_part import ranks_here
@@ -79,8 +79,7 @@ class Files:
             Broken: The training is over, or the memory of the model was given back.
         """
         if self.save is None:
-            reason = "only the first training of a process is stored, and it is over"
-            raise Broken(reason)
+            raise Broken(OVER)
         if is_released(dict(self.model.named_parameters())):
             reason = "the job's memory is released: resume it first"
             raise Broken(reason)

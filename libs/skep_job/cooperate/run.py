@@ -29,10 +29,13 @@ from skep_job.link.orders import describe
 from skep_job.observe.reporter import complain
 from skep_job.state.load_guard import Landing
 from skep_job.state.outside_state_dict import Beside
+from skep_job.state.own_numbers import begun_anew, numbers_around
 from skep_job.state.piece import is_shard
 from skep_job.state.random_state import State
+from skep_job.state.transfer import Broken
 from skep_job.state.untracked import untracked
 
+OVER = "only the first training of a process is stored, and it is over"
 NAME_MAX = 64
 """Characters of a tracked thing's name; they begin the names of its tensors."""
 
@@ -327,6 +330,17 @@ class Run:
         """
         self._extras[name] = extra
 
+    def close(self) -> None:
+        """Store nothing from here on: the training that was tracked is over.
+
+        Mini-batches of another one are counted as before.
+        """
+        self._beside = None
+        self._extras.clear()
+        self._tracked.clear()
+        self._tracked["over"] = _Over()
+        self._under.notice("only the first training of a process is stored and moved")
+
     def place(self) -> dict[str, Any]:
         """Return where the training is, for `_aim` of a later process; the chance is added."""
         return {
@@ -341,6 +355,7 @@ class Run:
             "state": self.state,
             "beside": self._beside.take() if self._beside is not None else {},
             "extras": {name: extra.take() for name, extra in self._extras.items()},
+            "numbers": numbers_around(LOOPS),
         }
 
     # --- inside -----------------------------------------------------------------------------------
@@ -499,6 +514,12 @@ class Run:
                 f"the script changes {', '.join(lost[:NAMED_MAX])} before its loop; that had been "
                 "done already, and is now done twice: do it within the loop"
             )
+        numbers = begun_anew(aim.get("numbers"), numbers_around(LOOPS))
+        if numbers:
+            self._under.notice(
+                "the script's own numbers begin anew where the job goes on: "
+                f"{', '.join(numbers[:NAMED_MAX])}; what has to go on belongs into run.state"
+            )
         for name, extra in self._extras.items():
             if name in aim.get("extras", {}):
                 extra.put(aim["extras"][name])
@@ -512,6 +533,10 @@ class Run:
         self._steps += 1
         self._under.count()
         self._under.boundary()
+
+
+LOOPS = frozenset({Run._epochs.__code__, Run._pass_over.__code__})
+"""What a script's loops run in."""
 
 
 class Batches:
@@ -557,6 +582,20 @@ class Numbered:
     def first(self) -> int:
         """How many batches of this pass are done (see `Batches.first`)."""
         return self._batches.first
+
+
+class _Over:
+    """Stands for a training that is over."""
+
+    def state_dict(self) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            Broken: Always.
+        """
+        raise Broken(OVER)
+
+    def load_state_dict(self, _state: object) -> None: ...
 
 
 def _check_part(name: str, part: Any) -> None:

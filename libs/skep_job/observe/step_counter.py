@@ -11,7 +11,10 @@ their sum. A GAN that trains its discriminator five times per generator step, or
 optimizer per layer, thus counts each mini-batch once. A level grows by one with each step of its
 optimizer. It starts at 0 for the first; one that first steps later starts at the level of the
 mini-batch in progress, so that a script which trains in phases, each with an optimizer of its own,
-keeps counting instead of standing still until the later phase has overtaken the earlier one.
+keeps counting instead of standing still until the later phase has overtaken the earlier one. An
+optimizer that makes PHASE steps while no other steps is in a phase of its own, too, whether it
+steps for the first time or again (one model after the other in each epoch, as in cross-validation):
+those of its steps that were not counted then are.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ WINDOW = 64
 
 BACKWARDS_MIN = 2
 """Backward passes without an optimizer's step that tell a script which updates by hand."""
+
+PHASE = 16
+"""Steps of one optimizer in a row that tell a phase of its own: more than a discriminator makes
+between two steps of its generator."""
 
 FAILURE_CHARACTERS_MAX = 2_000
 """Of the text about an internal failure: with escapes (6 bytes each) it still fits in a frame."""
@@ -78,6 +85,9 @@ class Tally:
         self.source = "optimizer"
         self.steps = 0
         self.levels: dict[int, _Level] = {}  # by id(optimizer)
+        self.alone = 0  # id of an optimizer with steps that were not counted, 0 for none
+        self.row = 0  # its steps since another one's
+        self.uncounted = 0  # among these
         self.backwards = 0  # of scalars, none within another
         self.first_backward_ns = 0  # when the first of them ended
         self.batches = 0  # handed out by data loaders
@@ -99,6 +109,7 @@ class Tally:
         # (A copy of the values, since collecting garbage may take an entry out at any moment.)
         led = any(level.steps >= self.steps for level in list(self.levels.values()))
         level = _Level(self.steps if led else self.steps + 1)
+        self.alone, self.row, self.uncounted = (key, 1, 1) if led else (0, 0, 0)
         try:
             level.alive = weakref.ref(optimizer, lambda _: self.levels.pop(key, None))
         except TypeError:
@@ -111,6 +122,24 @@ class Tally:
         if is_first:
             self.wake()
             self.first_step()
+
+    def in_a_row(self, key: int, level: _Level) -> None:
+        """Note a step of an optimizer, and count what was not, if it is in a phase of its own.
+
+        Args:
+            key: The optimizer's.
+            level: With this step, which is not in `steps` yet.
+        """
+        counts = level.steps > self.steps
+        if key != self.alone:
+            self.alone, self.row, self.uncounted = 0 if counts else key, 0, 0
+            if counts:
+                return
+        self.row += 1
+        self.uncounted += not counts
+        if self.row == PHASE:
+            level.steps = self.steps + counts + self.uncounted
+            self.alone = 0
 
     def hand_over(self) -> None:
         """Count what `tick` is told from here on, and nothing else; go on from what is reached."""
@@ -230,10 +259,14 @@ def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
 
     def count_step(optimizer: object, _args: object, _kwargs: object) -> None:
         try:
-            level = levels[id(optimizer)]
+            key = id(optimizer)
+            level = levels[key]
             level.steps = steps = level.steps + 1
-            if steps <= tally.steps:
-                return
+            if tally.alone or steps <= tally.steps:
+                tally.in_a_row(key, level)
+                steps = level.steps
+                if steps <= tally.steps:
+                    return
             tally.steps = steps
             now = clock()
             append(now)

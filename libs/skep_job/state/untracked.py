@@ -10,6 +10,17 @@ from typing import Any
 LEVELS = 2
 """How deep a tracked thing is looked into: wrappers hold optimizers, schedules lists of others."""
 
+AVERAGES = (
+    ("torch.optim.swa_utils", "AveragedModel"),
+    ("diffusers.training_utils", "EMAModel"),
+    ("timm.utils.model_ema", "ModelEma"),
+    ("timm.utils.model_ema", "ModelEmaV2"),
+    ("timm.utils.model_ema", "ModelEmaV3"),
+    ("torch_ema.ema", "ExponentialMovingAverage"),
+    ("ema_pytorch.ema_pytorch", "EMA"),
+)
+"""What keeps averages of weights, by module and name."""
+
 Kinds = tuple[type, ...]
 
 
@@ -24,7 +35,8 @@ def untracked(tracked: dict[str, Any]) -> list[str]:
     optimizers = _kinds("torch.optim.optimizer", "Optimizer")
     schedules = _kinds("torch.optim.lr_scheduler", "LRScheduler")
     others = _kinds("torch.amp.grad_scaler", "GradScaler")
-    others += _kinds("torch.optim.swa_utils", "AveragedModel")
+    for module, name in AVERAGES:
+        others += _kinds(module, name)
     held = {id(each) for part in tracked.values() for each in _within(part, LEVELS, schedules)}
     parameters = {id(each) for part in tracked.values() for each in _parameters(part)}
     found: dict[str, None] = {}
