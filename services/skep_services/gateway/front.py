@@ -594,6 +594,7 @@ def _while_there(request: web.Request) -> Iterator[None]:
         asyncio.CancelledError: The task was cancelled for something else.
     """
     task, loop, gone = asyncio.current_task(), asyncio.get_running_loop(), False
+    again: asyncio.TimerHandle | None = None
     assert task is not None
 
     def look() -> None:
@@ -613,7 +614,8 @@ def _while_there(request: web.Request) -> Iterator[None]:
         text = "the client has gone"
         raise ConnectionResetError(text) from None
     finally:
-        again.cancel()
+        if again is not None:
+            again.cancel()
 
 
 def _passes(name: str) -> bool:

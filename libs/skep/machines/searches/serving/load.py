@@ -18,6 +18,8 @@ DOWN = seconds(120.0)
 """A service has fewer replicas only once this long it needed no more: load comes back."""
 LATENCY_WAIT = seconds(30.0)
 """After a change, until latency asks for another replica: it has to get ready and be felt."""
+SETTLED = seconds(2.0)
+"""Until messages of gateways, one each second, count no requests from before a change."""
 HEARD = seconds(5.0)
 """A gateway that said nothing for so long passes nothing on: five of its messages."""
 KEPT_MAX = 4096
@@ -132,9 +134,11 @@ class Load:
     def _first(self, service: Service, now: Instant) -> ServiceScaled | None:
         """Return that a service without replicas is to have one, if something was asked of it."""
         # What was asked before all were ended, as by hand, begins none again.
-        since = max(now - HEARD, service.scaled_at)
+        settled = after(service.scaled_at, SETTLED)
         if not any(
-            at > since and (said.waiting or said.requests) for at, said in self.heard.values()
+            said.waiting or (said.requests and at > settled)
+            for at, said in self.heard.values()
+            if at > max(now - HEARD, service.scaled_at)
         ):
             return None
         return ServiceScaled(
