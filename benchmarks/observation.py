@@ -5,10 +5,12 @@
 A script that knows nothing of Skep trains two models: mini-batches of a fraction of a millisecond
 (`small`), and of some milliseconds (`convolutions`). In each pair one run is a job of a live
 cluster and observed, the other is started directly with the same variables, except those of the
-observation; which comes first alternates. `added_percent` is the CPU time of a mini-batch,
-observed, against its neighbour: the median, and the interval in which it lies with 95 % probability
-(bootstrap, seed 0). `agent_percent` is the CPU time of the node's agent from submission to end,
-against that of the job; without a job the agent takes `agent_idle_percent` of one processor.
+observation. Both train at the same time on one processor, which they have in turn for some
+milliseconds: what else happens to it happens to both. Which begins first alternates.
+`added_percent` is the CPU time of a mini-batch, observed, against its neighbour: the median, and
+the interval in which it lies with 95 % probability (bootstrap, seed 0). `agent_percent` is the CPU
+time of the node's agent from submission to end, against that of the job; without a job the agent
+takes `agent_idle_percent` of one processor.
 """
 
 from __future__ import annotations
@@ -64,23 +66,27 @@ def _pairs(
     cluster: Embedded, agent: int, folder: Path, model: str, given: argparse.Namespace
 ) -> dict[str, Any]:
     added, agents, batches = [], [], []
+    processor = str(max(os.sched_getaffinity(0)))
     for pair in range(given.pairs):
-        each = {}
-        for observed in (False, True) if pair % 2 == 0 else (True, False):
-            file = folder / f"{model}-{pair}-{observed}"
-            words = [str(SCRIPT), model, str(given.seconds), str(file)]
-            before = cpu_s(agent)
-            if observed:
-                _job(cluster, words)
-            else:
-                own = {key: value for key, value in os.environ.items() if "SKEP" not in key}
-                subprocess.run([sys.executable, *words], env={**own, **SAME}, check=True)
-            figures = json.loads(file.read_text())
-            each[observed] = figures["cpu_s"] / figures["steps"]
-            if observed:
-                agents.append(100 * (cpu_s(agent) - before) / figures["cpu_s"])
-        added.append(100 * (each[True] / each[False] - 1))
-        batches.append(each[False])
+        files = [str(folder / f"{model}-{pair}-{name}") for name in ("plain", "observed")]
+        plain, observed = (
+            [str(SCRIPT), model, str(given.seconds), files[at], processor, other]
+            for at, other in enumerate(reversed(files))
+        )
+        before = cpu_s(agent)
+        own = {key: value for key, value in os.environ.items() if "SKEP" not in key}
+        begun = _submitted(cluster, observed) if pair % 2 else ""
+        with subprocess.Popen([sys.executable, *plain], env={**own, **SAME}) as process:
+            try:
+                _wait(cluster, begun or _submitted(cluster, observed))
+            except BaseException:
+                process.terminate()
+                raise
+        figures = [json.loads(Path(file).read_text()) for file in files]
+        alone, watched = (one["cpu_s"] / one["steps"] for one in figures)
+        agents.append(100 * (cpu_s(agent) - before) / figures[1]["cpu_s"])
+        added.append(100 * (watched / alone - 1))
+        batches.append(alone)
         say(f"{model}, pair {pair + 1}: {added[-1]:+.2f} %")
     low, high = interval(added)
     return {
@@ -93,12 +99,17 @@ def _pairs(
     }
 
 
-def _job(cluster: Embedded, words: Sequence[str]) -> None:
+def _submitted(cluster: Embedded, words: Sequence[str]) -> str:
     spec = {"name": "one", "vc": "lab", "script": words[0], "args": words[1:]}
     reply = cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode())
     assert reply.status in {201, 202}, reply
-    ended = cluster.ended(reply.body["job"])
-    assert ended["state"] == "succeeded", (ended, cluster.log(reply.body["job"]))
+    job: str = reply.body["job"]
+    return job
+
+
+def _wait(cluster: Embedded, job: str) -> None:
+    ended = cluster.ended(job)
+    assert ended["state"] == "succeeded", (ended, cluster.log(job))
 
 
 def cpu_s(pid: int) -> float:

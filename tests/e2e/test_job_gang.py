@@ -43,8 +43,9 @@ def test_a_gang_stops_after_one_mini_batch_and_goes_on(tmp_path: Path) -> None:
         with gang(here, environment_of(tmp_path, 1), "--hold", "6", "99") as first:
             for rank in first:
                 rank.hold(6)
-            first[0].order(type="checkpoint", order=1)
-            first[1].order(type="checkpoint", order=1)
+            # Each node counts its orders by itself, and names the mini-batch that it expects.
+            first[0].order(type="checkpoint", order=1, step=7)
+            first[1].order(type="checkpoint", order=3, step=9)
             steps = {rank.answer("checkpointed")["step"] for rank in first}
             assert len(steps) == 1
             for rank in first:

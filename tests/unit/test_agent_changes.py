@@ -286,14 +286,6 @@ def test_a_checkpoint_of_every_rank() -> None:
     assert (done.manner, done.step, done.moved, done.pause_ns) == (Manner.BOUNDARY, 12, 10, 3)
 
 
-@pytest.mark.parametrize("world, step", [(4, 12), (3, 0), (5, 0)])
-def test_ranks_of_an_uneven_gang_agree_on_the_step_themselves(world: int, step: int) -> None:
-    """A part of one rank elsewhere has no step to name, and waits until all have the order."""
-    decide = running(bind(ranks=plans((0,), (1,)), world=world, nodes=2), steps=10)
-    asked = told(decide(change(Checkpoint())))
-    assert [each.step for each in asked if isinstance(each, talk.CheckpointRank)] == [step, step]
-
-
 def test_one_failed_checkpoint_is_none() -> None:
     decide = running()
     decide(change(Checkpoint()))

@@ -184,6 +184,7 @@ def test_a_stop_ends_every_rank_and_its_end_is_told() -> None:
         Call(ForgetRun("j1.1.0")),
     ]
     assert decide(stop()) == []
+    assert decide(stop(order=5)) == [taken(5)]
     assert decide(stop(order=5)) == []
 
 

@@ -299,6 +299,24 @@ def test_after_a_restart_nothing_is_forgotten_before_it_is_told_again() -> None:
     assert len(decide.machine.parts) == FORGET_AT_ONCE + 1
 
 
+def test_the_end_of_a_forgotten_part_is_not_told_anew_by_a_stop_that_comes_twice() -> None:
+    decide = ended(FORGET_AT_ONCE)
+    late = stop("j1", order=41, settled=40)
+    decide(late)
+    decide(bind("j42", order=42, settled=40))
+    assert ("j1", 1) in decide.machine.parts, "the stop is not settled"
+    assert decide(late) == []
+    others = FORGET_AT_ONCE - 1
+    for number in range(50, 50 + others):
+        decide(bind(f"j{number}", order=number, settled=49))
+        decide(RunNotStarted(f"j{number}.1.0", "x"))
+    for number in range(FORGET_AT_ONCE + 2, decide.machine.event + 1):
+        decide(Published(number))
+    decide(bind("j99", order=99, settled=98))
+    assert ("j1", 1) not in decide.machine.parts
+    assert decide(late) == []
+
+
 def test_what_ran_is_forgotten_with_all_it_told() -> None:
     decide = agent()
     for number in range(1, FORGET_AT_ONCE + 1):

@@ -30,6 +30,7 @@ from skep_job.cooperate.warm_up import make_state, warm_up
 from skep_job.link.orders import SIGNALS_S, Lost, Message, describe
 from skep_job.observe.metrics import Metrics
 from skep_job.observe.reporter import complain
+from skep_job.process.rank_part import ranks_here
 from skep_job.replicas.memory import Key, available
 from skep_job.replicas.replicas import Replicas, Where
 from skep_job.shards import stored as stored_shards
@@ -50,10 +51,6 @@ if TYPE_CHECKING:
 
 WITH_MOMENTS = 4
 """How often the bytes of the parameters a copy of the state takes, at most as a rule."""
-
-
-DIGITS_MAX = 6
-"""Of a number of ranks in the environment."""
 
 
 class Options(NamedTuple):
@@ -321,9 +318,7 @@ class Cooperation:
             for parameter in _parameters(self._run.tracked)
             if parameter.device.type != "cpu"
         )
-        here = os.environ.get("LOCAL_WORLD_SIZE", "")
-        ranks = int(here) if here.isdecimal() and here.isascii() and len(here) < DIGITS_MAX else 1
-        return 0 < on_gpus * WITH_MOMENTS * max(ranks, 1) < available() // 2
+        return 0 < on_gpus * WITH_MOMENTS * ranks_here(os.environ) < available() // 2
 
     def _save_later(self, folder: Path | None, done: Done) -> None:
         """Begin to write a checkpoint beside the training. Raises what `_save` raises."""

@@ -22,6 +22,8 @@ EVERY_NS = 250_000_000
 """How often ranks agree: an order waits that long at most, or for one mini-batch."""
 STRIDE_MAX = 64
 """Mini-batches between two agreements, however short they are."""
+HELD = "checkpoint", "move"
+"""Kinds of orders that are done once every rank has them."""
 OFFERS = 16
 """Checkpoints of a rank that the others are told of: far more than are kept."""
 
@@ -68,7 +70,7 @@ class Together:
         self._group = distributed.new_group(backend="gloo")
         self._many = True
         self._stride = self._left = 1  # Whoever has just joined counts from here too.
-        for kind in ("checkpoint", "move"):
+        for kind in HELD:
             self._control.at_once(kind, self._hold)
         self._since_ns = time.monotonic_ns()
 
@@ -125,7 +127,7 @@ class Together:
         self._left = self._stride
         self._since_ns = time.monotonic_ns()
         if numbers[8] > 0:
-            self._left = 1
+            self._stride = self._left = 1
             return Agreed()
         agreed = Agreed(None, numbers[2] > 0, numbers[3] > 0, numbers[5] < 0)
         if numbers[6] == -numbers[7]:
@@ -175,11 +177,15 @@ class Together:
         return numbers == [1]
 
     def _hold(self, message: Message) -> object:
-        """Keep an order until all ranks have it; on the reporter's thread."""
+        """Keep an order until all ranks have it; on the reporter's thread.
+
+        The mini-batch that it names does not matter: each node names its own, and a rank that is
+        past it would leave the others alone in a collective.
+        """
         if not self._many:
             return False  # The last one of a gang that has shrunk, since it asked for these.
-        if self._control.stands or message.get("step", 0):
-            return False  # It stands where the others do, or all were told the same clock.
+        if self._control.stands:
+            return False  # It stands where the others do.
         self._control.held = message
         return True
 
@@ -208,9 +214,8 @@ class Together:
 
 
 def _order(message: Message | None) -> int:
-    """Return a number above 0 for an order, 0 for none."""
-    if message is None:
-        return 0
-    order = message["order"]
-    assert isinstance(order, int)
-    return order + 1
+    """Return a number above 0 for each kind of order, 0 for none.
+
+    Each node numbers its orders by itself.
+    """
+    return 0 if message is None else 1 + HELD.index(message["type"])

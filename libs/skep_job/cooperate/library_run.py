@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from skep_job.cooperate.run import Run, Under
 from skep_job.elastic.rank_files import of_all_ranks, with_others
 from skep_job.link.orders import describe
+from skep_job.process.rank_part import ranks_here
 from skep_job.state.random_state import State
 from skep_job.state.snapshot import host_bytes, is_released
 from skep_job.state.transfer import Broken
@@ -152,9 +153,8 @@ class LibraryRun(Run):
         if self.gang is not None and joined:
             self.gang.parts.taken()
         else:
-            near = os.environ.get("LOCAL_WORLD_SIZE", "")
             found = of_all_ranks(self.files.found or {}, self.files.group)
-            self.put(found, int(near) if near.isdecimal() else 1)
+            self.put(found, ranks_here(os.environ))
         return self._go_on(place)
 
     def again(self) -> Path:

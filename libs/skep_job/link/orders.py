@@ -312,6 +312,7 @@ class Control:
         self._answers.clear()
         self._pending.clear()
         self._inbox.clear()
+        self.held = None
         self.due = False
 
     def _route(self, kind: str, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Which process of its rank this one is."""
+"""Which process of its rank this one is, and how many ranks are beside it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def parts(environ: Mapping[str, str]) -> tuple[int, int]:
         return 0, 1
     count = world // ranks
     return (rank % count, count) if count > 1 else (0, 1)
+
+
+def ranks_here(environ: Mapping[str, str]) -> int:
+    """Return how many ranks this node has, 1 if nothing says so."""
+    return max(_own(environ, "LOCAL_WORLD_SIZE", 1), 1)
 
 
 def _own(environ: Mapping[str, str], name: str, default: int) -> int:

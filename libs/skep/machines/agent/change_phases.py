@@ -257,22 +257,10 @@ def clock(
     joining = isinstance(drive.command.change, Resize)
     if getattr(drive.command.change, "agree", False):
         return 0
-    if not wanted and not joining and (processes == 1 or _is_uneven(part, drive)):
+    if not wanted and processes == 1 and not joining:
         return 0
     known = [progress[rank] for rank in alive if rank in progress]
     return common_step(known, drive.tries, now, wanted, drive.far)
-
-
-def _is_uneven(part: PartState, drive: Drive) -> bool:
-    """Return whether a gang is to be stored whose nodes have unequally many ranks.
-
-    A part of one rank has no step to name, and its rank waits until the others have the order as
-    well: none of them must have done it at a step of its own by then.
-    """
-    command = part.command
-    if command is None or not isinstance(drive.command.change, Checkpoint):
-        return False
-    return command.nodes > 1 and command.world != command.nodes * len(command.ranks)
 
 
 def holds_none(part: PartState, drive: Drive) -> bool:

@@ -11,10 +11,12 @@
     share       share                           (one that stands is told when it goes on)
     warn        signal
 
-Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past
-it says so, all go on, and the next step lies further ahead. A tree is frozen only after the
-boundary, so that nothing hangs halfway. Only the taking and the answer are facts: an agent that
-comes back tries anew under a higher serial, which fences what the ranks were told before.
+Ranks of a gang stop at a common step, agreed on in two phases (DL2, section 5): one that is past it
+says so, all go on, and the next step lies further ahead. A tree is frozen only after the boundary,
+so that nothing hangs halfway. What is stored or moved needs all ranks: those that train together do
+it once all have the order (`skep_job.cooperate.gang_barrier`), whatever step it names. Only the
+taking and the answer are facts: an agent that comes back tries anew under a higher serial, which
+fences what the ranks were told before.
 """
 
 from __future__ import annotations

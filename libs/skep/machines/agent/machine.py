@@ -355,8 +355,8 @@ class AgentMachine:
         higher = part is not None and command.order > part.order
         # What it means never began: here is only what became of the attempt before.
         never = part is None or (part.over is not None and higher and part.came != command.joins)
-        if (never and command.joins) or part is None or (part.over is None and higher):
-            if part is not None and never:
+        if part is None or higher:  # Also of what is over: it may arrive once more.
+            if part is not None and never and command.joins:
                 self._forget(part)
             self.record(
                 StopTaken(
