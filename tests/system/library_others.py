@@ -11,7 +11,9 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 JOBS = Path(__file__).parent / "library_jobs"
@@ -166,7 +168,13 @@ def _third(
     )
 
 
-def _torch(name: str, arguments: str, counted: int, edits: Edits = (), **env: str) -> Example:
+def _torch(
+    name: str,
+    arguments: str,
+    counted: int,
+    edits: Edits = (),
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Example:
     """Return a script of `pytorch/examples`; with `edits` it has the five lines."""
     title = f"pytorch/examples {name}{', five lines' if edits else ''}"
     script = f"examples/{name}/main.py"
@@ -232,8 +240,8 @@ THIRD = (
         126,
         DCGAN,
     ),
-    _torch("siamese_network", "--epochs 1 --batch-size 16", 80, SIAMESE, **SEEDED),
-    _torch("mnist_forward_forward", "--epochs 60 --train_size 128 --test_size 128", 120, **SEEDED),
+    _torch("siamese_network", "--epochs 1 --batch-size 16", 80, SIAMESE, env=SEEDED),
+    _torch("mnist_forward_forward", "--epochs 60 --train_size 128 --test_size 128", 120, env=SEEDED),
     _third(
         "pytorch/examples time_sequence_prediction, five lines",
         "torch",

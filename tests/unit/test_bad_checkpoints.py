@@ -112,6 +112,7 @@ def offsets(begin: Any, end: Any) -> Callable[[Any, Any], None]:
         (lambda _, ours: ours["crcs"].pop(PLACE), "has no sum"),
         (lambda _, ours: ours.update(about=[1]), "not one of Skep's"),
         (lambda _, ours: ours.update(digests=[1]), "not one of Skep's"),
+        (lambda _, ours: ours.update(plain=None), "it has no plain values"),
     ],
 )
 def test_an_index_that_cannot_be_is_refused(

@@ -129,7 +129,7 @@ def test_the_state_of_another_optimizer_is_known() -> None:
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Adam(model.parameters()),
         torch.optim.SGD(model.parameters(), 0.1),
-        torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias]}]),
+        torch.optim.Adam([{"params": [each]} for each in model.parameters()]),
     ]
     torch.optim.lr_scheduler.StepLR(optimizers[0], 5)
     plain = snapshot.take({"opt": optimizers[0]}, {}).plain

@@ -103,52 +103,6 @@ def test_a_boundary_is_whole_if_it_is_the_last_copy_of_all(
     assert agreed[-2:] == [whole, whole]
 
 
-def test_nodes_that_name_other_mini_batches_and_numbers_agree(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else one node stores its part after another mini-batch, and the whole can be read by nobody.
-
-    What was withdrawn on one node is not done there, and so nowhere.
-    """
-    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
-    others.world = 2
-    ranks = [Control(), Control()]
-    barriers = [Together(control) for control in ranks]
-    for control, together in zip(ranks, barriers, strict=True):
-        control.on("checkpoint", lambda _: None)
-        control.cooperative = True
-        together.begin()
-
-    def at_a_boundary() -> list[int | None]:
-        """Return the order that each rank does; both have said theirs before one hears."""
-        rows: list[list[int]] = []
-
-        def reduce(numbers: list[int], _how: str) -> list[int]:
-            rows.append(numbers)
-            return [max(each) for each in zip(*rows, strict=True)]
-
-        done: list[int | None] = []
-        for together in (*barriers, *barriers):
-            kept = together._control.held
-            monkeypatch.setattr(together, "_reduce", reduce)
-            together._left = 1
-            order = together.boundary(checkpoint=False, end=False).order
-            done.append(None if order is None else order["order"])
-            if len(done) <= len(barriers):
-                together._control.held = kept
-        return done[len(barriers) :]
-
-    ranks[0].take({"type": "checkpoint", "order": 1, "step": 7})
-    assert not ranks[0].due
-    assert at_a_boundary() == [None, None]
-    ranks[1].take({"type": "checkpoint", "order": 12, "step": 9})
-    assert at_a_boundary() == [1, 12]
-    ranks[0].take({"type": "checkpoint", "order": 2})
-    ranks[1].take({"type": "checkpoint", "order": 13})
-    ranks[1].take({"type": "resume", "order": 14})
-    assert at_a_boundary() == [None, None]
-
-
 def test_nothing_is_stored_while_a_rank_has_gradients_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,3 +131,49 @@ def test_nothing_is_stored_while_a_rank_has_gradients_of_its_own(
         (True, True, True),
     ]
     assert len(asked) == 3
+
+
+def test_nodes_that_name_other_mini_batches_and_numbers_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one node stores its part after another mini-batch, and the whole can be read by nobody.
+
+    What was withdrawn on one node is not done there, and so nowhere.
+    """
+    monkeypatch.setitem(sys.modules, "torch.distributed", others := Distributed())
+    others.world = 2
+    ranks = [Control(), Control()]
+    barriers = [Together(control) for control in ranks]
+    for control, together in zip(ranks, barriers, strict=True):
+        control.on("checkpoint", lambda _: None)
+        control.cooperative = True
+        together.begin()
+
+    def at_a_boundary() -> list[object]:
+        """Return the order that each rank does; both have said theirs before one hears."""
+        rows: list[list[int]] = []
+
+        def reduce(numbers: list[int], _how: str) -> list[int]:
+            rows.append(numbers)
+            return [max(each) for each in zip(*rows, strict=True)]
+
+        done: list[object] = []
+        for together in (*barriers, *barriers):
+            kept = together._control.held
+            monkeypatch.setattr(together, "_reduce", reduce)
+            together._left = 1
+            order = together.boundary(checkpoint=False, end=False).order
+            done.append(None if order is None else order["order"])
+            if len(done) <= len(barriers):
+                together._control.held = kept
+        return done[len(barriers) :]
+
+    ranks[0].take({"type": "checkpoint", "order": 1, "step": 7})
+    assert not ranks[0].due
+    assert at_a_boundary() == [None, None]
+    ranks[1].take({"type": "checkpoint", "order": 12, "step": 9})
+    assert at_a_boundary() == [1, 12]
+    ranks[0].take({"type": "checkpoint", "order": 2})
+    ranks[1].take({"type": "checkpoint", "order": 13})
+    ranks[1].take({"type": "resume", "order": 14})
+    assert at_a_boundary() == [None, None]

@@ -794,6 +794,24 @@ def test_a_state_in_memory_that_cannot_be_read_costs_nothing(
     assert {path.name.split("-r")[0] for path in found} == {"a00003-s000000000008"}
 
 
+def test_a_checkpoint_that_not_every_rank_has_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in (4, 8):
+        disk(tmp_path, 3, 0).save(state(), step)
+    monkeypatch.setattr("skep_job.cooperate.cooperation._read", lambda *_: (None, None))
+    group: Any = type("Group", (), {"all_well": lambda _, well: well})()
+    group.common = lambda entries, _: entries[1:]  # The file of the other rank is gone.
+    cooperation = Cooperation.__new__(Cooperation)
+    cooperation._replicas = Replicas(None, "j7", 5, None, auto=False)
+    cooperation._together, cooperation._elastic, cooperation._split = group, None, False
+    found = cooperation._newest(None, disk(tmp_path, 5, 0))  # type: ignore[arg-type]
+    assert found is not None
+    assert found[0].step == 4
+    said = capfd.readouterr().err
+    assert "a00003-s000000000008-r0of2.safetensors is passed over: not every rank has" in said
+
+
 def test_a_checkpoint_on_disk_does_not_wait_for_copies_that_fail(tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path, ["a", "b"], 3)
     meet(ranks)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import re
 import signal
@@ -530,6 +531,8 @@ class Cooperation:
             complain(f"the checkpoints cannot be listed: {describe(error)}")
             entries = []
         on_disk = list(self._together.common(entries, all_))
+        for entry in itertools.takewhile(lambda each: each not in on_disk, entries):
+            complain(f"{entry.path.name} is passed over: not every rank has a file of it")
         in_memory = [key for key in self._replicas.found() if self._can_read(key)]
         while in_memory or on_disk:
             newest = on_disk[0][:2] if on_disk else (0, 0)

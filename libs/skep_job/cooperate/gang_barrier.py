@@ -127,7 +127,7 @@ class Together:
         self._left = self._stride
         self._since_ns = time.monotonic_ns()
         if numbers[8] > 0:
-            self._left = 1
+            self._stride = self._left = 1
             return Agreed()
         agreed = Agreed(None, numbers[2] > 0, numbers[3] > 0, numbers[5] < 0)
         if numbers[6] == -numbers[7]:

@@ -244,7 +244,10 @@ class Checkpoints:
         about = header.about
         theirs = tuple(about.get(name) for name in ("job", "attempt", "rank", "world", "step"))
         if theirs != (self._job, entry.attempt, entry.rank, entry.world, entry.step):
-            reason = f"its header says job {theirs[0]}, attempt {theirs[1]}, step {theirs[4]}"
+            job, attempt, rank, world, step = theirs
+            reason = (
+                f"its header says job {job}, attempt {attempt}, rank {rank} of {world}, step {step}"
+            )
             raise Unreadable(reason)
         return header
 

@@ -34,6 +34,9 @@ def check(plain: Any, layout: dict[str, Any], crcs: dict[str, Any]) -> None:
     Raises:
         ValueError: It is not so; the text says what.
     """
+    if not isinstance(plain, dict):
+        reason = "it has no plain values"
+        raise ValueError(reason)
     end = 0
     for name, each in layout.items():
         _check_place(name, each)

@@ -129,7 +129,7 @@ def require_optimizers(tracked: dict[str, Any], plain: Any) -> None:
         Another: One is not; the text says in what they differ.
     """
     for name, part in tracked.items():
-        groups = getattr(part, "param_groups", None)
+        groups: Any = getattr(part, "param_groups", None)
         saved = dict(items_of(plain["tracked"][name])).get("param_groups") if groups else None
         if not isinstance(saved, dict) or not isinstance(saved.get("list"), list):
             continue
