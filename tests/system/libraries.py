@@ -293,7 +293,12 @@ def moves(job: Job, expected: str, cells: dict[str, str]) -> None:
         return
     if job.row["place"] == before:
         cells["migrate"] = "no: it is where it was"
-    elif job.finish() != expected:
+        return
+    moved = job.row["attempt"]
+    came_to = job.finish()
+    if job.row["attempt"] != moved:
+        cells["migrate"] = "no: it failed behind the move, and began again"
+    elif came_to != expected:
         cells["migrate"] = "no: other bits"
 
 

@@ -241,7 +241,9 @@ THIRD = (
         DCGAN,
     ),
     _torch("siamese_network", "--epochs 1 --batch-size 16", 80, SIAMESE, env=SEEDED),
-    _torch("mnist_forward_forward", "--epochs 60 --train_size 128 --test_size 128", 120, env=SEEDED),
+    _torch(
+        "mnist_forward_forward", "--epochs 60 --train_size 128 --test_size 128", 120, env=SEEDED
+    ),
     _third(
         "pytorch/examples time_sequence_prediction, five lines",
         "torch",

@@ -82,7 +82,11 @@ def test_lightning(tmp_path: Path, accumulate: int, validate: float) -> None:
             callbacks=[callback("lightning_callback", run)],
         )
         data = TensorDataset(rows(4))
-        trainer.fit(Model(see), DataLoader(data, 2, shuffle=True), DataLoader(data, 8))
+        model = Model(see)
+        trainer.fit(model, DataLoader(data, 2, shuffle=True), DataLoader(data, 8))
+        own = tmp_path / "own.ckpt"
+        trainer.save_checkpoint(own)
+        trainer.validate(model, DataLoader(data, 8), ckpt_path=own, verbose=False)
 
     assert len(check(fit, make=LibraryRun)) > ROWS
 

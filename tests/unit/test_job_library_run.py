@@ -129,11 +129,12 @@ def test_a_second_training_is_counted_and_not_stored(monkeypatch: pytest.MonkeyP
     runs = []
     for number in range(1, 4):
         model, batches = nn.Linear(4, 4), loader()
-        runs.append(run := accelerate_loop.follow(Accelerator(model, batches)))
+        run = accelerate_loop.follow(Accelerator(model, batches))
+        runs.append(run)
         assert [n for n, _ in Numbers(batches)] == [0, 1, 2, 3, 4]
         assert run.done == number * 5
     with pytest.raises(Broken, match="only the first training of a process is stored, and it is"):
-        runs[-1].tracked["over"].state_dict()
+        runs[0].tracked["over"].state_dict()
 
 
 def test_what_is_not_stored_is_refused(tmp_path: Path) -> None:

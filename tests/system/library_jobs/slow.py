@@ -43,7 +43,7 @@ def wait(*words: Any) -> None:
 
 
 def weights() -> Iterator[Any]:
-    """Yield what the optimizers train: largest first, as a process that goes on meets others first."""
+    """Yield what the optimizers train: largest first, in whatever order they step."""
     trained = []
     for each in optimizers.values():
         if hasattr(each, "param_groups"):
