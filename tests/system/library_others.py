@@ -71,12 +71,6 @@ SMALL = (
     " --max_length 32 --disable_tqdm True --logging_steps 7"
 )
 WORDS = "--data {data}/words --emsize 32 --nhid 32 --epochs 1 --use-optimizer --batch_size 5"
-CLM = (
-    "--model_name_or_path {data}/model --train_file {data}/words/train.txt --block_size 32"
-    " --validation_file {data}/words/valid.txt --per_device_train_batch_size 8 --num_warmup_steps 9"
-    " --num_train_epochs 2 --learning_rate 1e-3 --output_dir out --seed 1"
-    " --gradient_accumulation_steps 2"
-)
 IMAGES = (
     "--train_data_dir {data}/images/train --model_config_name_or_path {data}/unet --resolution 16"
     " --train_batch_size 4 --num_epochs 3 --ddpm_num_inference_steps 2 --eval_batch_size 2"
@@ -93,7 +87,6 @@ AUTOENCODER = (
 )
 
 HF_LINE = "callbacks=[__import__('skep_job.hf').hf.SkepCallback()],"
-KERAS_LINE = "callbacks=[__import__('skep_job.keras_callback').keras_callback.SkepCallback()]"
 FOLLOW = "__import__('skep_job.accelerate_loop').accelerate_loop.follow(accelerator)"
 TRL_LINE: Edits = (
     (
@@ -111,12 +104,6 @@ def _prepared(parts: str, indent: str = "    ") -> Edits:
 
 PARTS = "model, optimizer, train_dataloader, eval_dataloader, lr_scheduler"
 ALL = _prepared(PARTS)
-RENAMED: Edits = (
-    ("DistributedType.TPU", "DistributedType.XLA"),
-    ("check_min_version, send_example_telemetry", "check_min_version"),
-    ('    send_example_telemetry("run_clm_no_trainer", args)\n', ""),
-)
-"""What later versions have no more: it is a script of transformers 4.48."""
 WINDOWS = ("MAX_GPU_BATCH_SIZE = 16", "MAX_GPU_BATCH_SIZE = 8")
 """The script then accumulates over two batches, which it numbers itself."""
 VAE: Edits = (
@@ -129,15 +116,6 @@ VAE: Edits = (
     ("in enumerate(train_loader):", "in run.enumerate(train_loader):"),
     ("for epoch in range(1, args.epochs + 1):", "for epoch in run.epochs(args.epochs):"),
 )
-SIAMESE: Edits = (
-    ("import argparse", "import argparse, skep_job\nrun = skep_job.init()\nimport random"),
-    ("in enumerate(train_loader):", "in run.enumerate(train_loader):"),
-    (
-        "    for epoch in range(1, args.epochs + 1):",
-        "    run.track(model=model, opt=optimizer, sched=scheduler)\n"
-        "    for epoch in run.epochs(args.epochs):",
-    ),
-)
 DCGAN: Edits = (
     (
         "for epoch in range(opt.niter):\n    for i, data in enumerate(dataloader, 0):",
@@ -146,16 +124,6 @@ DCGAN: Edits = (
         "for epoch in run.epochs(opt.niter):\n    for i, data in run.enumerate(dataloader, 0):",
     ),
 )
-WAVES: Edits = (
-    (
-        "    for i in range(opt.steps):",
-        "    import skep_job\n    run = skep_job.init()\n    run.track(model=seq, opt=optimizer)\n"
-        "    for i in run.epochs(opt.steps):",
-    ),
-)
-ON_CPU = ("fp16=True,", "fp16=False,")
-"""As the script itself says where there is no GPU."""
-EMBEDDINGS: Edits = (ON_CPU, ("evaluator=dev_evaluator,", f"evaluator=dev_evaluator, {HF_LINE}"))
 
 
 def _third(
@@ -188,13 +156,6 @@ def _accelerate(name: str, counted: int, edits: Edits = ALL) -> Example:
     script = f"accelerate/examples/{name}.py"
     more = {"env": GLUE, "edits": edits, "line": bool(edits)}
     return _third(title, "accelerate", script, "--cpu", counted, **more)
-
-
-def _embeddings(name: str, counted: int, *fewer: tuple[str, str]) -> Example:
-    """Return a script of sentence-transformers, with the line."""
-    script = f"sentence-transformers/examples/sentence_transformer/training/{name}.py"
-    more = {"env": GLUE | SEEDED, "edits": (*EMBEDDINGS, *fewer), "line": True}
-    return _third(f"{name}.py, one line", "sentence-transformers", script, "", counted, **more)
 
 
 def _trl_script(name: str, data: str) -> Example:
@@ -240,26 +201,8 @@ THIRD = (
         126,
         DCGAN,
     ),
-    _torch("siamese_network", "--epochs 1 --batch-size 16", 80, SIAMESE, env=SEEDED),
     _torch(
         "mnist_forward_forward", "--epochs 60 --train_size 128 --test_size 128", 120, env=SEEDED
-    ),
-    _third(
-        "pytorch/examples time_sequence_prediction, five lines",
-        "torch",
-        "examples/time_sequence_prediction/train.py",
-        "--steps 30",
-        30,
-        env=BESIDE | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
-        edits=WAVES,
-        line=True,
-    ),
-    _third(
-        "pytorch/examples actor_critic",
-        "torch",
-        "examples/reinforcement_learning/actor_critic.py",
-        "",
-        0,
     ),
     _third(
         "cleanrl ppo.py", "torch", "cleanrl/cleanrl/ppo.py", "--total-timesteps 4096 --no-cuda", 128
@@ -297,30 +240,9 @@ THIRD = (
         env=BESIDE | {"PL_USE_MOCKED_MNIST": "1"},
         line=True,
     ),
-    _third(
-        "demo_custom_layer_backend_agnostic.py, one line",
-        "keras",
-        "keras/examples/demo_custom_layer_backend_agnostic.py",
-        "",
-        7815,
-        env=KERAS | SEEDED,
-        edits=(("epochs=epochs)", f"epochs=epochs, {KERAS_LINE})"),),
-        line=True,
-    ),
     _accelerate("complete_nlp_example", 120, ()),
     _accelerate("complete_nlp_example", 240, (*ALL, WINDOWS)),
-    _accelerate("by_feature/local_sgd", 120),
     _accelerate("by_feature/cross_validation", 243, _prepared(PARTS, "        ")),
-    _third(
-        "run_clm_no_trainer.py, one line",
-        "accelerate",
-        "6.7960_GPT2/run_clm_no_trainer.py",
-        CLM,
-        160,
-        env=GLUE,
-        edits=(*ALL, *RENAMED),
-        line=True,
-    ),
     _third(
         "train_unconditional.py, one line",
         "diffusers",
@@ -331,8 +253,6 @@ THIRD = (
         edits=_prepared("model, optimizer, train_dataloader, lr_scheduler"),
         line=True,
     ),
-    _embeddings("nli/training_nli", 100, ("range(10000)", "range(1600)")),
-    _embeddings("other/training_multi-task", 160),
     _trl_script("sft", "text"),
     _trl_script("dpo", "pairs"),
 )

@@ -5,7 +5,7 @@ chars/      characters for nanoGPT
 model/      a small GPT-2 with its tokenizer, for the scripts of TRL
 text/ pairs/ prompts/    data sets for them
 images/     small pictures of two classes, and unet/ the shape of a model that makes such
-beside/     what scripts look for around them: MNIST, waves, a small BERT, GLUE, sentences
+beside/     what scripts look for around them: MNIST, a small BERT, GLUE
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def model(folder: Path) -> None:
 
 
 def bert(folder: Path) -> None:
-    """Write a small BERT and its tokenizer, under the names of the large ones."""
+    """Write a small BERT and its tokenizer, under the name of a large one."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -82,11 +82,9 @@ def bert(folder: Path) -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     more = {"intermediate_size": 64, "max_position_embeddings": 64}
     small = BertModel(BertConfig(vocab_size=len(known), **shape, **more))
-    for name in ("bert-base-cased", "bert-base-uncased"):
-        PreTrainedTokenizerFast(
-            tokenizer_object=made, model_max_length=64, **named
-        ).save_pretrained(folder / name)
-        small.save_pretrained(folder / name)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **named)
+    fast.save_pretrained(folder / "bert-base-cased")
+    small.save_pretrained(folder / "bert-base-cased")
 
 
 def lines(file: Path, count: int, **columns: Callable[[], Any]) -> None:
@@ -120,38 +118,23 @@ class Small(evaluate.Metric):
 """
 
 
-def sentences(folder: Path) -> None:
-    """Write GLUE's MRPC, a metric for it, and pairs of sentences with labels and scores."""
-    glue, nli, sts = (
-        folder / each
-        for each in ("nyu-mll/glue", "sentence-transformers/all-nli", "sentence-transformers/stsb")
-    )
-    for each in (glue, nli, sts, folder / "glue"):
+def glue(folder: Path) -> None:
+    """Write GLUE's MRPC, and a metric for it."""
+    data, metric = folder / "nyu-mll" / "glue", folder / "glue"
+    for each in (data, metric):
         each.mkdir(parents=True)
-    (folder / "glue" / "glue.py").write_text(METRIC)
+    (metric / "glue.py").write_text(METRIC)
     number = itertools.count()
     for name, count in (("train", 640), ("validation", 32), ("test", 32)):
         lines(
-            glue / f"{name}.jsonl",
+            data / f"{name}.jsonl",
             count,
             sentence1=text,
             sentence2=text,
             label=lambda: random.randrange(2),
             idx=lambda: next(number),
         )
-        lines(sts / f"{name}.jsonl", count * 2, sentence1=text, sentence2=text, score=random.random)
-    for name, count in (("train", 10_000), ("dev", 1000), ("test", 100)):
-        lines(
-            nli / f"{name}.jsonl",
-            count,
-            premise=text,
-            hypothesis=text,
-            label=lambda: random.randrange(3),
-        )
-    parts = {name: f"{name}.jsonl" for name in ("train", "validation", "test")}
-    read_as(glue, "mrpc", **parts)
-    read_as(sts, "default", **parts)
-    read_as(nli, "pair-class", train="train.jsonl", dev="dev.jsonl", test="test.jsonl")
+    read_as(data, "mrpc", **{name: f"{name}.jsonl" for name in ("train", "validation", "test")})
 
 
 def digits(folder: Path, train: int, test: int) -> None:
@@ -205,12 +188,6 @@ def unet(folder: Path) -> None:
     ).save_config(folder)
 
 
-def waves(file: Path) -> None:
-    """Write sine waves, as the script that makes them does."""
-    steps = np.arange(60) + np.random.default_rng(0).integers(-40, 40, 12)[:, None]
-    torch.save(np.sin(steps / 20.0).astype("float64"), file)
-
-
 def rows(folder: Path, *columns: str) -> None:
     """Write a data set of random text."""
     folder.mkdir()
@@ -232,8 +209,7 @@ def main() -> None:
     digits(beside / "data", 1280, 256)
     digits(beside / "Datasets", 400, 100)
     processed(beside / "Datasets" / "MNIST" / "complete")
-    waves(beside / "traindata.pt")
-    sentences(beside)
+    glue(beside)
     for make, name in ((model, "model"), (images, "images"), (unet, "unet"), (bert, "beside")):
         try:
             make(folder / name)
