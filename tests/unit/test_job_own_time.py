@@ -112,6 +112,22 @@ def test_other_threads_pauses_and_errors_change_nothing() -> None:
     assert own.medians() == Own(own_ns=15 * MS, load_ns=0)
 
 
+def test_the_calls_of_a_rank_alone_are_torch_s_own() -> None:
+    """They cost it nothing; once others are there they are measured."""
+
+    def backward() -> str:
+        return "gradients"
+
+    own, torch = OwnTime(), ModuleType("torch")
+    vars(torch).update(backward=backward)
+    own.hook_backward(torch)
+    own.turn(on=False)
+    assert torch.backward is backward
+    own.turn(on=True)
+    assert torch.backward is not backward
+    assert torch.backward() == "gradients"
+
+
 def test_a_torch_of_another_form_is_left_alone() -> None:
     own = OwnTime()
     own.turn(on=True)

@@ -40,6 +40,8 @@ NEVER = 2**63
 NS_PER_MS = 1_000_000
 
 Clock = Callable[[], int]
+Measured = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Returns a function that does the same, and measures it."""
 
 
 class Own(NamedTuple):
@@ -63,6 +65,8 @@ class OwnTime:
     ) -> None:
         """`clock` is the one of `end`, `cpu_clock` that of the calling thread (nanoseconds)."""
         self._clock, self._cpu_clock = clock, cpu_clock
+        self.on = False
+        """Whether mini-batches are measured."""
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES)
         self._thread = 0  # The one that makes the mini-batch that is measured; 0: none is.
         self._next = NEVER
@@ -72,12 +76,20 @@ class OwnTime:
         self._inside = False  # A call that is measured: what it calls is part of it.
         self._device: _DeviceTimes | None = None
         self._device_known = self._failed = False
+        self._places: list[tuple[Any, str, Measured]] = []
+        """What is measured once anything is: what has the call, its name, and how."""
 
     def turn(self, *, on: bool) -> None:
-        """Measure from the next mini-batch on, or no more: a rank alone waits for no other."""
+        """Measure from the next mini-batch on, or no more: a rank alone waits for no other.
+
+        The calls that are measured are replaced only now: a rank alone has no cost of them.
+        """
         if on and self._next == NEVER:
             self._next = 0
+            self._replace()
+            self.on = True
         elif not on:
+            self.on = False
             self._next, self._thread = NEVER, 0
 
     def end(self, now: int) -> None:
@@ -135,9 +147,16 @@ class OwnTime:
         if hasattr(package, "_broadcast_coalesced"):
             self._hook(package, "_broadcast_coalesced", self._waiting)
 
-    def _hook(
-        self, place: Any, name: str, measured: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
+    def _hook(self, place: Any, name: str, measured: Measured) -> None:
+        self._places.append((place, name, measured))
+        if self._next != NEVER:
+            self._replace()
+
+    def _replace(self) -> None:
+        for each in self._places.copy():  # Another thread may add one; those done are left alone.
+            self._replace_one(*each)
+
+    def _replace_one(self, place: Any, name: str, measured: Measured) -> None:
         try:
             original = getattr(place, name)
             if getattr(original, "_skep_own_time", False):

@@ -254,7 +254,7 @@ def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
     control = control or Control()
     levels = tally.levels
     append = tally.ends.append
-    ended = tally.own.end
+    own = tally.own
     clock = time.monotonic_ns
 
     def count_step(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -270,7 +270,8 @@ def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
             tally.steps = steps
             now = clock()
             append(now)
-            ended(now)
+            if own.on:
+                own.end(now)
         except KeyError:
             try:
                 tally.join(optimizer)
