@@ -394,9 +394,18 @@ class Run:
                 f"{standby} stands by",
                 RECOVERY_WITHIN_S,
             )
-            before = await self.takeovers(name), await self.takeovers(standby)
+            both = name, standby
+            before = await asyncio.to_thread(self.takeovers, *both)
             await self.kill(f"{service}, active ({name})", name)
-            after = await self.takeovers(name), await self.takeovers(standby)
+            # The gateway takes a service for well until its silence is noticed.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.to_thread(
+                    until,
+                    lambda both=both, before=before: self.takeovers(*both) > before,
+                    f"{name} is succeeded",
+                    RECOVERY_WITHIN_S,
+                )
+            after = await asyncio.to_thread(self.takeovers, *both)
             # The engine starts the killed one anew, and either may win the next epoch.
             won = standby if after[1] > before[1] else f"{name}, started anew,"
             waited += won == standby
@@ -421,10 +430,9 @@ class Run:
             RECOVERY_WITHIN_S,
         )
 
-    async def takeovers(self, name: str) -> int:
-        """Return how often a process said that it became the active one."""
-        logs = await asyncio.to_thread(self.deployment.logs, name)
-        return logs.count('"event":"active"')
+    def takeovers(self, *names: str) -> list[int]:
+        """Return how often each of these processes said that it became the active one."""
+        return [self.deployment.logs(name).count('"event":"active"') for name in names]
 
     def story(self, service: str) -> str:
         """Return what the processes of a service said of standing by and taking over."""
