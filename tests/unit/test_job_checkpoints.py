@@ -61,23 +61,6 @@ def test_damage_is_seen(tmp_path: Path, at: int | str) -> None:
         read_tensors(path, read_header(path))
 
 
-def test_many_readers_find_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of a large state is read by several threads, each tensor by one."""
-    monkeypatch.setattr(checkpoint_file, "ALONE_BYTES", 1)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
-    given = {f"t{number:02}": torch.full((number,), float(number)) for number in range(20)}
-    checkpoint_file.write(path := tmp_path / "file", Snapshot({}, given), {})
-    stored = read_header(path)
-    tensors = read_tensors(path, stored)
-    assert list(tensors) == list(given)
-    assert all(torch.equal(tensors[name], given[name]) for name in given)
-    content = bytearray(path.read_bytes())
-    content[stored.data_at + stored.layout["t11"]["begin"]] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(Unreadable, match="the bytes of t11"):
-        read_tensors(path, stored)
-
-
 def test_two_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
     (tmp_path / "a00001-s000000000001-r0of1.safetensors.77.part").write_bytes(b"torn")
     (tmp_path / "notes.txt").write_text("not ours")

@@ -21,11 +21,9 @@ import json
 import os
 import stat
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skep_job.process.rank_part import ranks_here
 from skep_job.shards.templates import has_shards
 from skep_job.state import header_check
 from skep_job.state.snapshot import (
@@ -42,11 +40,6 @@ from skep_job.state.unchanged import FILE, Known, Place, Unchanged, compare
 
 HEADER_BYTES_MAX = 100_000_000
 """The format's own limit."""
-
-READERS_MAX = 8
-"""Threads that read one file."""
-ALONE_BYTES = 64 * 1024 * 1024
-"""Less than this is read by one."""
 
 _NO_CRC = "0" * 8
 _ALIGNMENT = 8
@@ -190,8 +183,6 @@ def read_header(path: Path) -> Stored:
 def read_tensors(path: Path, stored: Stored) -> Tensors:
     """Return the tensors, in memory of their own.
 
-    Several are read at once if they are large: their sums take longer than a fast disk.
-
     Args:
         path: The file.
         stored: Its header.
@@ -200,20 +191,8 @@ def read_tensors(path: Path, stored: Stored) -> Tensors:
         Unreadable: The bytes of a tensor are not those that were written.
         OSError: The file cannot be read.
     """
-    sizes = {name: about["end"] - about["begin"] for name, about in stored.layout.items()}
-    readers = min(READERS_MAX, len(os.sched_getaffinity(0)) // ranks_here(os.environ))
-    if readers < 2 or sum(sizes.values()) < ALONE_BYTES:
-        with _open(path) as file:
-            return {name: _read_tensor(path, file, stored, name) for name in stored.layout}
-    names = sorted(sizes, key=sizes.__getitem__, reverse=True)
-    pool = ThreadPoolExecutor(readers, "skep-read")
-    try:
-        tensors = dict(
-            zip(names, pool.map(lambda n: read_tensor(path, stored, n), names), strict=True)
-        )
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return {name: tensors[name] for name in sizes}
+    with _open(path) as file:
+        return {name: _read_tensor(path, file, stored, name) for name in stored.layout}
 
 
 def read_tensor(path: Path, stored: Stored, name: str) -> Any:
