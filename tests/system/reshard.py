@@ -41,6 +41,8 @@ LARGE = {"width": 1024, "layers": 8, "heads": 16, "global_batch": 12, "samples":
 """100.7 million parameters; mini-batches as small as they can be."""
 MARGIN = 2
 """Mini-batches between an order and the step that it names."""
+AT_ONCE = {"agree_ns": -1}
+"""Ranks agree on a checkpoint after the mini-batch in which they hear of it."""
 END_S = 600.0
 """A run of four ranks on two cores that others use too has taken two minutes."""
 BOUND = 1e-5
@@ -130,10 +132,10 @@ def curve(folder: Path) -> dict[str, Any]:
 
 def stored(folder: Path, at: int, world: int = 4, **options: Any) -> ElasticGang:
     """Return a gang that has stored its state after mini-batch `at`, and was killed then."""
-    of = gang(folder, hold=[at - MARGIN, at + 1], **options)
+    of = gang(folder, hold=[at - 1, at + 1], **{**AT_ONCE, **options})
     members = [of.start(rank, world) for rank in range(world)]
     for member in members:
-        member.wait_holding(at - MARGIN)
+        member.wait_holding(at - 1)
     of.checkpoint(at, *members)
     for member in members:
         member.go("order")
@@ -270,7 +272,7 @@ def tensor(folder: Path) -> dict[str, Any]:
     return found
 
 
-SMALL = {"layers": 1, "sizes": [1, 4]}
+SMALL = {"layers": 1, "sizes": [1, 4], **AT_ONCE}
 """The smallest model of three ranks."""
 
 

@@ -84,14 +84,16 @@ def decide(
         margin_milli: How much worse than the first move others may be that are told too; 0: none.
     """
     search, moves = _Search(model, scene), list[AdvisedMove]()
-    if not search.begin(now):
-        return Decision((), (), reliable=True)
-    choices = _choices(search, scene, margin_milli / 1000) if margin_milli else ()
-    while len(moves) < most:
-        move = search.pick()
-        if move is None:
-            break
-        moves.append(move)
+    # Numbers of a damaged model may overflow; what comes of them is looked at.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not search.begin(now):
+            return Decision((), (), reliable=True)
+        choices = _choices(search, scene, margin_milli / 1000) if margin_milli else ()
+        while len(moves) < most:
+            move = search.pick()
+            if move is None:
+                break
+            moves.append(move)
     return Decision(tuple(moves), search.held(), search.reliable, choices)
 
 
