@@ -244,8 +244,9 @@ class Tally:
 def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
     """Return the hook that torch is to call after each step of any optimizer.
 
-    It takes about 0.6 us and does no input or output except at the first step and when an order of
-    `control` is due. It raises only what a signal's handler raised while such an order was done.
+    It takes 0.6 us in a loop of its own, and some 3 us within a training, whose data fill the
+    caches. It does no input or output except at the first step and when an order of `control` is
+    due. It raises only what a signal's handler raised while such an order was done.
 
     Args:
         tally: The hook changes its counters.
