@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -113,17 +114,24 @@ async def asleep(tmp_path: Path, replica: tuple[Replica, int]) -> AsyncIterator[
         yield made
 
 
-@pytest_asyncio.fixture
-async def house(tmp_path: Path, replica: tuple[Replica, int]) -> AsyncIterator[House]:
+@contextlib.asynccontextmanager
+async def serving(folder: Path, replica: tuple[Replica, int], address: str) -> AsyncIterator[House]:
+    """Yield a gateway with a service whose one replica, on a node of this address, is ready."""
     port = replica[1]
-    async with opened(tmp_path) as made:
+    async with opened(folder) as made:
         made.cluster.set_vcs(nlp=1, vision=0)
-        made.cluster.join(joined("node-1", 1, address="127.0.0.1", ports=(port, port)))
+        made.cluster.join(joined("node-1", 1, address=address, ports=(port, port)))
         began = ServiceBegan(spec=llm(), service="v1", at=at(4))
         made.cluster.store_record(subjects.SEARCH_FACTS, (began,), at(4))
         await replica_runs(made)
         await until_ready(made)
         replica[0].asked.clear()
+        yield made
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path, replica: tuple[Replica, int]) -> AsyncIterator[House]:
+    async with serving(tmp_path, replica, "127.0.0.1") as made:
         yield made
 
 
@@ -337,15 +345,7 @@ async def test_cookies_of_a_replica_reach_no_other_replica(
     tmp_path: Path, replica: tuple[Replica, int]
 ) -> None:
     """A node with a name: a jar of cookies keeps none of bare addresses."""
-    port = replica[1]
-    async with opened(tmp_path) as house:
-        house.cluster.set_vcs(nlp=1, vision=0)
-        house.cluster.join(joined("node-1", 1, address="localhost", ports=(port, port)))
-        began = ServiceBegan(spec=llm(), service="v1", at=at(4))
-        house.cluster.store_record(subjects.SEARCH_FACTS, (began,), at(4))
-        await replica_runs(house)
-        await until_ready(house)
-        replica[0].asked.clear()
+    async with serving(tmp_path, replica, "localhost") as house:
         for _ in range(2):
             assert (await ask(house, "GET", "x"))[0] == 201
     assert ["cookie" in seen for _, _, seen, _ in replica[0].asked] == [False, False]

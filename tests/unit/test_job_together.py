@@ -136,7 +136,7 @@ def test_nothing_is_stored_while_a_rank_has_gradients_of_its_own(
 def test_nodes_that_name_other_mini_batches_and_numbers_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else one node stores its part after another mini-batch, and the whole can be read by nobody.
+    """Else each node stores its part after another mini-batch, and no rank can read the whole.
 
     What was withdrawn on one node is not done there, and so nowhere.
     """

@@ -261,7 +261,10 @@ class ResumeRank(Speech, frozen=True, tag="resume"):
 
 
 class CheckpointRank(Speech, frozen=True, tag="checkpoint"):
-    """Store the state in the folder `path` after mini-batch `step` (0: the one in progress)."""
+    """Store the state in the folder `path` after mini-batch `step` (0: the one in progress).
+
+    Ranks that train together store it once all of them have the order, whatever `step` says.
+    """
 
     order: Count
     path: Text = ""
@@ -269,7 +272,11 @@ class CheckpointRank(Speech, frozen=True, tag="checkpoint"):
 
 
 class MoveRank(Speech, frozen=True, tag="move"):
-    """Stop after mini-batch `step` (0: the one in progress), send the state there, and wait."""
+    """Stop after mini-batch `step` (0: the one in progress), send the state there, and wait.
+
+    Ranks that train together stop once all of them have the order, as for `CheckpointRank`; those
+    that stand already send at once.
+    """
 
     order: Count
     host: Short
