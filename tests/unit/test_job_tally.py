@@ -1,11 +1,19 @@
 """Counting rules, without torch: optimizers here are plain objects."""
 
 import gc
+import random
+import time
 from typing import Any
 
+import pytest
+
+from skep_job.link.orders import Control
+from skep_job.observe import step_counter
 from skep_job.observe.step_counter import (
     FAILURE_CHARACTERS_MAX,
     PHASE,
+    SHORT_NS,
+    UNTIMED,
     WINDOW,
     AfterStep,
     Tally,
@@ -75,6 +83,21 @@ def test_gan_counts_the_optimizer_that_steps_most() -> None:
         step(hook, discriminator, times=5)
         step(hook, generator)
     assert tally.count().steps == 20
+
+
+def test_orders_are_done_where_the_optimizer_that_leads_has_stepped() -> None:
+    class Due(Control):
+        def boundary(self, step: int, *, cooperative: bool = False) -> None:
+            done.append((step, cooperative))
+
+    done: list[tuple[int, bool]] = []
+    tally, control = Tally(), Due()
+    hook = after_step(tally, control)
+    discriminator, generator = Optimizer(), Optimizer()
+    step(hook, discriminator, generator)
+    control.due = True
+    step(hook, discriminator, generator, times=3)
+    assert done == [(2, False), (3, False), (4, False)]
 
 
 def test_gan_whose_generator_goes_first() -> None:
@@ -296,3 +319,143 @@ def test_a_script_that_takes_over_counts_on_from_its_backward_passes() -> None:
     tally.hand_over()
     tally.tick()
     assert tally.count()[::3] == (3, "cooperative")
+
+
+class _Script:
+    """Mini-batches of some length each, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 10**9
+        self.tally = Tally()
+        self.hook = after_step(self.tally)
+        self.ends: list[int] = []
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
+
+    def train(self, times: int, took_ns: int, *optimizers: object) -> None:
+        for _ in range(times):
+            self.now += took_ns
+            self.ends.append(self.now)
+            step(self.hook, *optimizers)
+
+
+def test_short_mini_batches_are_counted_and_some_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(3 * UNTIMED, 400_000, optimizer)
+    count = script.tally.count()
+    assert count == (3 * UNTIMED, 400_000, script.now, "optimizer")
+    assert len(set(script.ends) & set(script.tally.ends)) <= WINDOW + 1
+    timed = script.tally.ends[-1]
+    assert timed < script.now
+    script.now += 10**12
+    assert script.tally.count() == count  # It stands, and the time of the latest is not moved on.
+
+
+def test_behind_those_that_are_only_counted_a_window_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(2 * UNTIMED + 1 + WINDOW, 400_000, optimizer)
+    assert list(script.tally.ends) == script.ends[-WINDOW - 1 :]
+    script.train(1, 400_000, optimizer)
+    assert script.tally.ends[-1] == script.ends[-2]
+
+
+def test_a_failure_ends_the_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(UNTIMED + 10, 400_000, optimizer)
+    script.tally.fail("here", ValueError("x"))
+    script.train(10, 400_000, optimizer)
+    assert script.tally.count()[::3] == (UNTIMED + 10, "none")
+
+
+def test_an_optimizer_with_the_id_of_one_that_is_gone_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, optimizers = _Script(monkeypatch), [Optimizer()]
+    script.train(UNTIMED + 10, 400_000, optimizers[0])
+    joined: list[object] = []
+    script.tally.joins = joined.append
+    gone = id(optimizers.pop())
+    kept = [Optimizer() for _ in range(100)]
+    same = next((each for each in kept if id(each) == gone), kept[0])
+    script.train(1, 400_000, same)
+    assert joined == [same]
+    assert script.tally.count().steps == UNTIMED + 11
+
+
+def test_short_mini_batches_that_become_long_are_seen_by_the_next_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(UNTIMED + WINDOW, 400_000, optimizer)
+    script.tally.time_again()
+    script.train(1, 400_000, optimizer)
+    script.train(WINDOW, 10**9, optimizer)
+    assert script.tally.count() == (UNTIMED + 2 * WINDOW + 1, 10**9, script.now, "optimizer")
+    assert list(script.tally.ends) == script.ends[-WINDOW - 1 :]
+
+
+def test_a_pause_is_no_mini_batch_while_they_are_only_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(UNTIMED + 10, 400_000, optimizer)
+    script.now += 10**10
+    script.tally.pass_over(10**10)
+    assert script.tally.count().last_step_ns == script.now
+    script.train(2 * UNTIMED, 400_000, optimizer)
+    timing = script.tally.timing()
+    assert timing is not None
+    assert (timing["mean_ns"], timing["deviation_ns"]) == (400_000, 0)
+
+
+@pytest.mark.parametrize("took_ns", [SHORT_NS, 10**8])
+def test_long_mini_batches_are_all_timed(monkeypatch: pytest.MonkeyPatch, took_ns: int) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(2 * UNTIMED, took_ns, optimizer)
+    assert list(script.tally.ends) == script.ends[-WINDOW - 1 :]
+
+
+def test_mini_batches_of_a_gang_are_all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.tally.own.turn(on=True)
+    script.train(2 * UNTIMED, 400_000, optimizer)
+    assert list(script.tally.ends) == script.ends[-WINDOW - 1 :]
+
+
+def test_a_script_takes_over_while_mini_batches_are_only_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, optimizer = _Script(monkeypatch), Optimizer()
+    script.train(UNTIMED + 10, 400_000, optimizer)
+    script.tally.hand_over()
+    for _ in range(WINDOW):
+        script.now += 10**6
+        script.tally.tick()
+    assert script.tally.count() == (UNTIMED + 10 + WINDOW, 10**6, script.now, "cooperative")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_only_counted_is_counted_as_what_is_timed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optimizers come, go, and step alone or beside others, and reports are made in between."""
+    found = []
+    for short_ns in (SHORT_NS, 0):
+        monkeypatch.setattr(step_counter, "SHORT_NS", short_ns)
+        drawn, script, optimizers = random.Random(seed), _Script(monkeypatch), [Optimizer()]
+        counts = []
+        for _ in range(60):
+            if drawn.random() < 0.2:
+                optimizers.append(Optimizer())
+            if drawn.random() < 0.3:
+                del optimizers[drawn.randrange(len(optimizers))]
+            if not optimizers or drawn.random() < 0.1:
+                optimizers = [Optimizer()]
+            if drawn.random() < 0.3:
+                script.tally.time_again()
+            some = drawn.sample(optimizers, drawn.randint(1, len(optimizers)))
+            script.train(drawn.choice([1, 3, 100, 700]), 1_000, *some)
+            counts.append(script.tally.count().steps)
+        found.append(counts)
+    assert found[0] == found[1]

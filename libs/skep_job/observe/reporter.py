@@ -341,6 +341,7 @@ class Reporter:
             link.send(self._message("error", error=failure))
             self._failure_told = True
         count, timing = self._tally.count(ended=ended), self._tally.timing()
+        self._tally.time_again()
         gang = self._settings.world > 1
         self._tally.own.turn(on=gang)
         own = self._tally.own.medians() if gang else None

@@ -15,6 +15,10 @@ keeps counting instead of standing still until the later phase has overtaken the
 optimizer that makes PHASE steps while no other steps is in a phase of its own, too, whether it
 steps for the first time or again (one model after the other in each epoch, as in cross-validation):
 those of its steps that were not counted then are.
+
+Times: of short mini-batches WINDOW are timed, and the next UNTIMED are only counted, as long as no
+other optimizer steps. A clock and a list of times cost more than the count: their code and data are
+not in the caches after a mini-batch.
 """
 
 from __future__ import annotations
@@ -38,6 +42,12 @@ BACKWARDS_MIN = 2
 PHASE = 16
 """Steps of one optimizer in a row that tell a phase of its own: more than a discriminator makes
 between two steps of its generator."""
+
+UNTIMED = 8 * WINDOW
+"""Mini-batches that are only counted behind WINDOW timed ones; the next report ends them, too."""
+
+SHORT_NS = 2_000_000
+"""Mini-batches of less are short: timing each of them would take some tenths of a percent."""
 
 FAILURE_CHARACTERS_MAX = 2_000
 """Of the text about an internal failure: with escapes (6 bytes each) it still fits in a frame."""
@@ -88,6 +98,10 @@ class Tally:
         self.alone = 0  # id of an optimizer with steps that were not counted, 0 for none
         self.row = 0  # its steps since another one's
         self.uncounted = 0  # among these
+        self.only = 0  # id of the optimizer whose next steps are only counted
+        self.until = 0  # how far they are only counted, 0 if they are timed
+        self.timed = 0  # `steps` at the latest of `ends`, if `until` is set
+        self.again = UNTIMED  # from where on they may be only counted, and no warm-up is among them
         self.backwards = 0  # of scalars, none within another
         self.first_backward_ns = 0  # when the first of them ended
         self.batches = 0  # handed out by data loaders
@@ -111,7 +125,7 @@ class Tally:
         level = _Level(self.steps if led else self.steps + 1)
         self.alone, self.row, self.uncounted = (key, 1, 1) if led else (0, 0, 0)
         try:
-            level.alive = weakref.ref(optimizer, lambda _: self.levels.pop(key, None))
+            level.alive = weakref.ref(optimizer, lambda _: self._leave(key))
         except TypeError:
             pass  # A class without weak references: its id is then never taken for a new one.
         self.levels[key] = level
@@ -122,6 +136,59 @@ class Tally:
         if is_first:
             self.wake()
             self.first_step()
+
+    def _leave(self, key: int) -> None:
+        """Forget an optimizer that is gone: another may have its id."""
+        self.levels.pop(key, None)
+        if self.only == key:
+            self.only = 0
+
+    def step(self, optimizer: object) -> bool:
+        """Count a step of an optimizer, and time it; return whether a mini-batch may end with it."""
+        was_untimed = self.until != 0
+        if was_untimed:
+            self._end_untimed()
+        key = id(optimizer)
+        level = self.levels.get(key)
+        if level is None:
+            self.join(optimizer)
+            return True
+        level.steps = steps = level.steps + 1
+        if self.alone or steps <= self.steps:
+            self.in_a_row(key, level)
+            steps = level.steps
+            if steps <= self.steps:
+                return False
+        self.steps = steps
+        if was_untimed:
+            return True
+        now = time.monotonic_ns()
+        self.ends.append(now)
+        if self.own.on:
+            self.own.end(now)
+        elif steps >= self.again and now - self.ends[0] < WINDOW * SHORT_NS:
+            self._begin_untimed(key)
+        return True
+
+    def _begin_untimed(self, key: int) -> None:
+        """Only count the steps of one optimizer from here on, if enough of them are timed."""
+        if len(self.ends) > WINDOW and not self.alone:
+            self.only, self.timed = key, self.steps
+            self.until = self.steps + UNTIMED
+
+    def _end_untimed(self) -> None:
+        """Time the mini-batches from here on: the latest ends now."""
+        level = self.levels.get(self.only)
+        if level is not None:
+            level.steps = self.steps
+        self.until = self.only = 0
+        self.again = self.steps + 1 + WINDOW
+        self._shift(time.monotonic_ns() - self.ends[-1])
+
+    def time_again(self) -> None:
+        """Have the next mini-batches timed. For the reporter's thread."""
+        if self.until:
+            self.until = 1  # Not 0: the thread that trains has to see that it was set.
 
     def in_a_row(self, key: int, level: _Level) -> None:
         """Note a step of an optimizer, and count what was not, if it is in a phase of its own.
@@ -145,6 +212,8 @@ class Tally:
         """Count what `tick` is told from here on, and nothing else; go on from what is reached."""
         if not self.steps:
             self.ends.clear()
+        if self.until:
+            self._end_untimed()
         self.steps = self.reached()
         self.source = "cooperative"
         self.backwards = 0
@@ -168,9 +237,12 @@ class Tally:
 
     def pass_over(self, pause_ns: int) -> None:
         """Take a pause that ends now out of the durations. For the thread that trains."""
+        self._shift(pause_ns)
+        self.own.pass_over(pause_ns)
+
+    def _shift(self, pause_ns: int) -> None:
         for place in range(len(self.ends)):  # In between, one of the gaps is wrong: the median not.
             self.ends[place] += pause_ns
-        self.own.pass_over(pause_ns)
 
     def end_backward(self) -> bool:
         """Note that a backward pass is done; return whether it counts: all but the first do."""
@@ -215,6 +287,7 @@ class Tally:
             return
         self.failure = f"{where}: {describe(error)}"[:FAILURE_CHARACTERS_MAX]
         self.levels.clear()  # So that every later step ends up in `join`, and there.
+        self.until = 0
         try:
             self.wake()
         except Exception:  # noqa: S110
@@ -234,7 +307,11 @@ class Tally:
             source = "dataloader"
         if not steps or self.failure is not None:
             source = "none"
-        return Count(steps, _median(_gaps(ends)), ends[-1] if ends else 0, source)
+        step_ns = _median(_gaps(ends))
+        last_ns = ends[-1] if ends else 0
+        if self.until and steps > self.timed:
+            last_ns = min(last_ns + (steps - self.timed) * step_ns, time.monotonic_ns())
+        return Count(steps, step_ns, last_ns, source)
 
     def timing(self) -> dict[str, int] | None:
         """Return how the latest durations are spread (ns), None for fewer than two of them."""
@@ -244,8 +321,8 @@ class Tally:
 def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
     """Return the hook that torch is to call after each step of any optimizer.
 
-    It takes 0.6 us in a loop of its own, and some 3 us within a training, whose data fill the
-    caches. It does no input or output except at the first step and when an order of `control` is
+    It takes some 2 us within a training, whose data fill the caches; 4 us where the mini-batch is
+    timed. It does no input or output except at the first step and when an order of `control` is
     due. It raises only what a signal's handler raised while such an order was done.
 
     Args:
@@ -253,33 +330,17 @@ def after_step(tally: Tally, control: Control | None = None) -> AfterStep:
         control: The orders; None: there are none.
     """
     control = control or Control()
-    levels = tally.levels
-    append = tally.ends.append
-    own = tally.own
-    clock = time.monotonic_ns
 
     def count_step(optimizer: object, _args: object, _kwargs: object) -> None:
-        try:
-            key = id(optimizer)
-            level = levels[key]
-            level.steps = steps = level.steps + 1
-            if tally.alone or steps <= tally.steps:
-                tally.in_a_row(key, level)
-                steps = level.steps
-                if steps <= tally.steps:
-                    return
-            tally.steps = steps
-            now = clock()
-            append(now)
-            if own.on:
-                own.end(now)
-        except KeyError:
+        steps = tally.steps
+        if steps < tally.until and id(optimizer) == tally.only:
+            tally.steps = steps + 1
+        else:
             try:
-                tally.join(optimizer)
+                if not tally.step(optimizer):
+                    return
             except Exception as error:  # Nothing may reach the user's training loop.
                 tally.fail("optimizer hook", error)
-        except Exception as error:
-            tally.fail("optimizer hook", error)
         if control.due:
             control.boundary(tally.steps)
 
