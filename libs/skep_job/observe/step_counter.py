@@ -144,7 +144,7 @@ class Tally:
             self.only = 0
 
     def step(self, optimizer: object) -> bool:
-        """Count a step of an optimizer, and time it; return whether a mini-batch may end with it."""
+        """Count and time a step of an optimizer; return whether a mini-batch may end with it."""
         was_untimed = self.until != 0
         if was_untimed:
             self._end_untimed()
