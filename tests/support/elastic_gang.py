@@ -20,7 +20,7 @@ from tests.support.warm_ranks import Warm
 SCRIPT = Path(__file__).parents[1] / "e2e" / "jobs" / "elastic_train.py"
 
 
-REPLICA_BYTES = 4 * 1024**3
+REPLICA_BYTES = 8 * 1024**3
 
 OPPOSITE = {"rescaled": "failed", "failed": "rescaled", "past": "failed"}
 

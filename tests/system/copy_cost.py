@@ -18,7 +18,7 @@ from tests.support.elastic_gang import Member
 from tests.system.lost_ranks import HOMES, MEMORY, RANKS, start
 from tests.system.reshard import LARGE, gang, say
 
-PAIRS, ENOUGH_S = 6, 130.0
+PAIRS, ENOUGH_S = 6, 240.0
 """So many pairs are played, or as many as come within this time, and one at least."""
 SAMPLES = 100_000
 """More than it comes to."""

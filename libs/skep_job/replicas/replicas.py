@@ -32,7 +32,7 @@ FILES_MAX = 256
 node has after a start with another number of ranks, or far more than it keeps else."""
 AUTO_S = 5.0
 """Seconds between two boundaries at least, where Skep chooses."""
-AUTO_STOOD, AUTO_TOOK = 50.0, 4.0
+AUTO_STOOD, AUTO_TOOK = 50.0, 20.0
 """Then also so many times what the training stood still, and what the copy took beside it."""
 PAUSE_MAX_S = 600.0
 """What an interval grows to while copies fail, unless it is longer from the start."""
