@@ -281,6 +281,23 @@ def test_a_replacement_by_the_script_is_left_alone(job: Job) -> None:
     assert outcome.stdout == "True\n"
 
 
+def test_a_rank_that_says_itself_what_it_can_is_not_observed_by_its_loaders(job: Job) -> None:
+    """In a gang a call that is measured may be around the one that counts, which stays then."""
+    job.run(
+        """
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+        from skep_job.observe.observation import current
+        observation = current()
+        observation.tally.own.turn(on=True)
+        observation.hooks.hand_over()
+        for _ in _BaseDataLoaderIter(range(3)):
+            observation.tally.tick()
+        """
+    )
+    assert job.final_steps() == [3]
+    assert not job.agent.of_type("can")
+
+
 def test_batches_of_loaders_imported_after_the_first_step_are_not_counted(job: Job) -> None:
     outcome = job.run(
         """

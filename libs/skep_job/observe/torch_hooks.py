@@ -220,6 +220,8 @@ def _counting(
     def counting_next(self: Any) -> Any:
         if tally.failure is not None or tally.steps or tally.backwards:
             return original(self)
+        if tally.source == "cooperative":  # It stays if another call was put around it.
+            return original(self)
         if control.due:
             tally.end_batch()
             control.boundary(tally.batches)
