@@ -4,7 +4,8 @@ Arguments: a JSON object (see `OPTIONS`). Prints one JSON line when it holds and
 `window`: mini-batches whose gradients are accumulated, in its first half without an all-reduce.
 `hold`: before these mini-batches it prints and reads a line. After "due" it waits until it knows of
 a change of the gang, after "order" until it knows of any order.
-`die`: where this process kills itself, see `plant`.
+`die`: where this process kills itself, see `plant`. `agree_ns`: how often ranks agree on what is
+due (0: as ever; -1: after every mini-batch).
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import quick_torch  # noqa: F401 - PyTorch starts twice as fast
@@ -22,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import skep_job
+from skep_job.cooperate import gang_barrier
 from skep_job.elastic import process_group
 from skep_job.elastic.agreement import Round
 from skep_job.elastic.run import ElasticRun
@@ -39,6 +42,7 @@ OPTIONS = {
     "sizes": [1, 4],
     "pace_s": 0.0,
     "window": 1,
+    "agree_ns": 0,
 }
 
 torch.set_num_threads(1)
@@ -71,7 +75,12 @@ def hold(run: ElasticRun, step: int) -> None:
     if word != "go":
         observation = skep_job.current()
         assert observation is not None
-        while not (observation.control.due and (run.gang.due or word == "order")):
+        control = observation.control
+        ways: dict[str, Callable[[], bool]] = {
+            "due": lambda: control.due and run.gang.due,
+            "order": lambda: control.due or control.held is not None,
+        }
+        while not ways[word]():
             threading.Event().wait(0.002)
 
 
@@ -110,6 +119,8 @@ def main() -> None:
     options = OPTIONS | json.loads(sys.argv[1])
     if options["die"]:
         plant(options["die"])
+    if options["agree_ns"]:
+        gang_barrier.EVERY_NS = options["agree_ns"]
     torch.manual_seed(3)
     run = skep_job.init(
         elastic=tuple(options["sizes"]),

@@ -3,7 +3,7 @@
 Arguments: a JSON object (see `OPTIONS`). Prints one JSON line when it holds and one at its end.
 `hold`: before these mini-batches it prints how many files it has open, and reads a line. After
 "due" it waits until it knows of a change of the gang, after "order" until it knows of any order.
-`fails`: mini-batches after which the first rank cannot write.
+`fails`: mini-batches after which the first rank cannot write. Ranks agree after every mini-batch.
 """
 
 import errno
@@ -17,6 +17,7 @@ import quick_torch  # noqa: F401 - PyTorch starts twice as fast
 import torch
 from torch import distributed, nn
 
+from skep_job.cooperate import gang_barrier
 from skep_job.cooperate.begin import begin_library
 from skep_job.elastic import process_group
 from skep_job.elastic.library import Regrouped
@@ -25,6 +26,7 @@ from skep_job.observe.observation import current
 OPTIONS = {"steps": 24, "hold": [], "fails": [], "patience_s": 20.0}
 
 torch.set_num_threads(1)
+gang_barrier.EVERY_NS = -1
 options = {**OPTIONS, **json.loads(sys.argv[1])}
 environ = os.environ
 if not environ.get("SKEP_AWAITS"):
