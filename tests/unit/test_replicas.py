@@ -621,10 +621,10 @@ def test_the_time_between_copies_follows_their_cost(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     one = Replicas(None, "j7", 3, None, auto=True)
     one._active = True
-    one.finished(3, 0.5, 10_000_000)
+    one.finished(3, 0.2, 10_000_000)
     assert one._next_at == 105.0
     one.finished(4, 4.0, 10_000_000)
-    assert one._next_at == 116.0
+    assert one._next_at == 180.0
     one.finished(5, 0.5, 400_000_000)
     assert one._next_at == 120.0
     assert one.say(False) == (False, -1)
