@@ -16,9 +16,9 @@ optimizer that makes PHASE steps while no other steps is in a phase of its own, 
 steps for the first time or again (one model after the other in each epoch, as in cross-validation):
 those of its steps that were not counted then are.
 
-Times: of short mini-batches WINDOW are timed, and the next UNTIMED are only counted, as long as no
-other optimizer steps. A clock and a list of times cost more than the count: their code and data are
-not in the caches after a mini-batch.
+Times: where mini-batches are short, WINDOW of them are timed and the next UNTIMED are only counted,
+as long as no other optimizer steps. A clock and a list of times cost more than the count: their
+code and data are not in the caches after a mini-batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PHASE = 16
 between two steps of its generator."""
 
 UNTIMED = 8 * WINDOW
-"""Mini-batches that are only counted behind WINDOW timed ones; the next report ends them, too."""
+"""After WINDOW timed mini-batches at most so many are only counted. A report ends that earlier."""
 
 SHORT_NS = 2_000_000
 """Mini-batches of less are short: timing each of them would take some tenths of a percent."""
@@ -99,9 +99,9 @@ class Tally:
         self.row = 0  # its steps since another one's
         self.uncounted = 0  # among these
         self.only = 0  # id of the optimizer whose next steps are only counted
-        self.until = 0  # how far they are only counted, 0 if they are timed
+        self.until = 0  # `steps` up to which they are only counted; 0: they are timed
         self.timed = 0  # `steps` at the latest of `ends`, if `until` is set
-        self.again = UNTIMED  # from where on they may be only counted, and no warm-up is among them
+        self.again = UNTIMED  # `steps` from which they may be only counted: after the warm-up
         self.backwards = 0  # of scalars, none within another
         self.first_backward_ns = 0  # when the first of them ended
         self.batches = 0  # handed out by data loaders

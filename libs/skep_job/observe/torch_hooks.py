@@ -220,7 +220,7 @@ def _counting(
     def counting_next(self: Any) -> Any:
         if tally.failure is not None or tally.steps or tally.backwards:
             return original(self)
-        if tally.source == "cooperative":  # It stays if another call was put around it.
+        if tally.source == "cooperative":  # Another call around this one kept it in place.
             return original(self)
         if control.due:
             tally.end_batch()
